@@ -1,0 +1,13 @@
+"""`ctl`: a TensorFlow 2 training loop that can be trusted. The path of a record, from file to weight:
+
+    TFRecord files
+      -> data/index      byte offset of every record
+      -> data/shards     which logical shard, in which order, where to resume (no TensorFlow)
+      -> data/pipeline   dataset_fn(input_context): records -> parsed per-replica batches
+      -> step            strategy.run: forward -> loss sums and weights -> gradients of the global mean
+      -> reduce          the only all-reduce of gradients; then the clip
+      -> optimizers      apply
+      -> runtime/        devices, checkpoints, actions, reporting: around the path, not on it
+
+`train.py` joins these parts in the order they happen; `experiment.py` is what an experiment supplies.
+"""

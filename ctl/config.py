@@ -1,0 +1,275 @@
+"""Every setting of the loop: its default, its unit, what it may be. Experiments add their own with `add_settings`."""
+
+import dataclasses
+import difflib
+import json
+import math
+
+import ml_collections
+
+from ctl.errors import UserError
+
+Value = bool | int | float | str
+
+
+@dataclasses.dataclass(frozen=True)
+class Setting:
+    """One key of the config.
+
+    Attributes:
+      default: the value when nothing is said; its type is the type of the key.
+      help: what it is, with its unit.
+      choices: the only values allowed; empty for any.
+      minimum: the smallest value allowed, for numbers.
+      below: the first value that is too large, for numbers.
+    """
+
+    default: Value
+    help: str
+    choices: tuple[Value, ...] = ()
+    minimum: float = -math.inf
+    below: float = math.inf
+
+
+BASE = {
+    'train': {
+        'steps': Setting(1000, 'weight updates in the whole run', minimum=1),
+        'global_batch_size': Setting(32, 'examples in one weight update, over all replicas together', minimum=1),
+        'microbatches': Setting(
+            1, "slices of a replica's batch, summed before the all-reduce to save memory", minimum=1
+        ),
+        'steps_per_loop': Setting(
+            100, 'most steps in one TensorFlow loop; logs, evaluations and saves cut it', minimum=1
+        ),
+        'seed': Setting(0, 'seed of initial weights, record order and dropout', minimum=0, below=2**31),
+        'precision': Setting(
+            'float32', 'arithmetic of the layers; weights are float32', choices=('float32', 'bfloat16')
+        ),
+    },
+    'data': {
+        'train': Setting(
+            '', "glob of the training TFRecords; commas separate several; '' is the experiment's own data"
+        ),
+        'eval': Setting('', "glob of the evaluation TFRecords; '' is the experiment's own data"),
+        'logical_shards': Setting(
+            0, 'shares of the data, each with its own order; 0 chooses by files, batch and replicas', minimum=0
+        ),
+        'shard_by': Setting(
+            'auto', 'whether a share is whole files or a run of records', choices=('auto', 'file', 'record')
+        ),
+        'block_records': Setting(128, 'records read in one sequential piece', minimum=1),
+        'window_records': Setting(
+            1024, 'records shuffled together; blocks come to a window from the whole share', minimum=1
+        ),
+    },
+    'optimizer': {
+        'name': Setting('adamw', 'Keras optimizer', choices=('adamw', 'lamb', 'sgd', 'adam')),
+        'learning_rate': Setting(1e-3, 'peak of the schedule', minimum=0),
+        'warmup_steps': Setting(0, 'steps of linear warm-up', minimum=0),
+        'schedule': Setting(
+            'linear', 'decay from the peak to 0 at train.steps', choices=('linear', 'cosine', 'constant')
+        ),
+        'weight_decay': Setting(0.01, 'decoupled decay a step, times the learning rate; 0 is off', minimum=0),
+        'clip_norm': Setting(1.0, 'largest global norm of the reduced gradient; 0 is off', minimum=0),
+    },
+    'eval': {
+        'every': Setting(500, 'steps between evaluations; one always comes at the end; 0 is only that one', minimum=0),
+        'steps': Setting(-1, 'global batches in one evaluation; -1 is every record once', minimum=-1),
+    },
+    'checkpoint': {
+        'every': Setting(500, 'steps between checkpoints; one always comes at the end', minimum=1),
+        'keep': Setting(3, 'newest checkpoints kept', minimum=1),
+    },
+    'devices': {
+        'strategy': Setting(
+            'auto', 'auto is one for 1 replica, mirrored for more', choices=('auto', 'one', 'mirrored')
+        ),
+        'replicas': Setting(
+            0, 'model copies; 0 is every GPU, or 1 CPU; without GPUs, N makes N virtual CPU devices', minimum=0
+        ),
+        'all_reduce': Setting('auto', 'how gradients are summed', choices=('auto', 'nccl', 'hierarchical', 'ring')),
+        'input_pipelines': Setting(
+            'per_worker', 'one dataset_fn call a worker, or one a replica', choices=('per_worker', 'per_replica')
+        ),
+    },
+    'log': {
+        'every': Setting(10, 'steps between lines of metrics.jsonl and of progress', minimum=1),
+    },
+}
+
+# What a later start of the same run may change. Anything else would make it another run.
+CHANGEABLE = ('train.steps', 'train.microbatches', 'devices.', 'eval.', 'checkpoint.', 'log.')
+
+# Values that ask the program to choose; a later start keeps what was chosen.
+AUTOMATIC = {'data.logical_shards': 0, 'data.shard_by': 'auto'}
+
+# Help, choices and bounds by dotted key, for every setting any loaded experiment has declared.
+_settings: dict[str, Setting] = {}
+
+
+def base_config(**defaults: dict[str, Value]) -> ml_collections.ConfigDict:
+    """The loop's settings as a locked ConfigDict, with an experiment's own defaults put in.
+
+    Args:
+      **defaults: per section, the defaults that differ: `base_config(train=dict(steps=600))`.
+
+    Raises:
+      UserError: for a section or key that does not exist.
+    """
+    config = ml_collections.ConfigDict()
+    for section, settings in BASE.items():
+        add_settings(config, section, **settings)
+    for section, values in defaults.items():
+        for key, value in values.items():
+            set_value(config, f'{section}.{key}', value)
+    return config
+
+
+def add_settings(config: ml_collections.ConfigDict, section: str, **settings: Setting) -> None:
+    """Adds an experiment's own keys to `config` under `section` (`model`, mostly), with their help and bounds."""
+    with config.unlocked():
+        if section not in config:
+            config[section] = ml_collections.ConfigDict()
+        for key, setting in settings.items():
+            config[section][key] = setting.default
+            _settings[f'{section}.{key}'] = setting
+    config.lock()
+
+
+def flatten(config: ml_collections.ConfigDict) -> dict[str, Value]:
+    """The leaves of `config` by dotted key, in order."""
+    flat = {}
+    for key, value in config.items():
+        if isinstance(value, ml_collections.ConfigDict):
+            flat.update({f'{key}.{inner}': leaf for inner, leaf in flatten(value).items()})
+        else:
+            flat[key] = value
+    return flat
+
+
+def setting(key: str) -> Setting | None:
+    """The declared setting of a dotted key; None for a key an experiment put into its config without one."""
+    return _settings.get(key)
+
+
+def nearest(name: str, names) -> str:
+    """' Did you mean ...?' with the names closest to `name`, or a list of all where none is close."""
+    names = sorted(names)
+    close = difflib.get_close_matches(name, names, n=3, cutoff=0.6)
+    return f'did you mean {" or ".join(close)}?' if close else f'there are: {", ".join(names)}'
+
+
+def find(config: ml_collections.ConfigDict, key: str) -> Value:
+    """The value of a dotted key.
+
+    Raises:
+      UserError: when there is no such key, at whatever depth; names the nearest ones.
+    """
+    node, path = config, []
+    for part in key.split('.'):
+        if not isinstance(node, ml_collections.ConfigDict):
+            raise UserError(f'--config.{key}: {".".join(path)} is a value, not a section.')
+        if part not in node:
+            where = '.'.join([*path, part])
+            elsewhere = [k for k in flatten(config) if k.rpartition('.')[2] == part]
+            close = difflib.get_close_matches(part, list(node), n=3, cutoff=0.6)
+            hint = f'did you mean {" or ".join(elsewhere)}?' if elsewhere and not close else nearest(part, node)
+            raise UserError(f'--config.{key}: there is no key {where}; {hint}')
+        node = node[part]
+        path.append(part)
+    return node
+
+
+def set_value(config: ml_collections.ConfigDict, key: str, value: Value) -> None:
+    """Sets a dotted key to a value of its type; raises UserError where `find` does."""
+    find(config, key)
+    section, _, name = key.rpartition('.')
+    node = config[section] if section else config
+    node[name] = value
+
+
+def parse_text(key: str, text: str, default: Value) -> str:
+    """Normalises what was typed for `key` to what the flag of its type reads.
+
+    An integer may be written 1e3 or 1000.0; 10.5 is not one.
+
+    Raises:
+      UserError: naming the key, the text and what is expected.
+    """
+    if isinstance(default, bool):
+        if text.lower() not in ('true', 'false', '1', '0'):
+            raise UserError(f'--config.{key}={text}: expected true or false.')
+        return text
+    if isinstance(default, int | float):
+        kind = 'a whole number' if isinstance(default, int) else 'a number'
+        try:
+            number = float(text)
+            whole = int(text) if _is_digits(text) else int(number)
+        except (ValueError, OverflowError):
+            raise UserError(f'--config.{key}={text}: expected {kind}, like {default}.') from None
+        if not math.isfinite(number) or (isinstance(default, int) and whole != number and not _is_digits(text)):
+            raise UserError(f'--config.{key}={text}: expected {kind}, like {default}.')
+        return str(whole) if isinstance(default, int) else text
+    return text
+
+
+def _is_digits(text: str) -> bool:
+    return text.strip().lstrip('+-').isdigit()
+
+
+def validate(config: ml_collections.ConfigDict) -> None:
+    """Checks every value against its setting, and the settings against each other.
+
+    Raises:
+      UserError: naming the key, the value found and what is allowed.
+    """
+    for key, value in flatten(config).items():
+        rule = setting(key)
+        if rule is None:
+            continue
+        if rule.choices and value not in rule.choices:
+            raise UserError(f'{key}={value}: choose one of {", ".join(map(str, rule.choices))}.')
+        if isinstance(value, int | float) and not rule.minimum <= value < rule.below:
+            bound = f'at least {rule.minimum:g}' if value < rule.minimum else f'below {rule.below:g}'
+            raise UserError(f'{key}={value}: must be {bound} ({rule.help}).')
+    if config.eval.steps == 0:
+        raise UserError('eval.steps=0: -1 evaluates every record once; a positive number, so many global batches.')
+    if bool(config.data.train) != bool(config.data.eval):
+        missing, given = ('eval', 'train') if config.data.train else ('train', 'eval')
+        raise UserError(f'data.{given} is set and data.{missing} is not: set both, or neither.')
+
+
+def resume(config: ml_collections.ConfigDict, stored: dict | None) -> None:
+    """Makes `config` the config of a run that was started with `stored`, in place; None is a new run.
+
+    Automatic values take what the first start chose; keys in `CHANGEABLE` keep the new value.
+
+    Args:
+      config: the config of this start.
+      stored: `config.json` of the run, as nested dicts.
+
+    Raises:
+      UserError: for keys whose change would make it another run, with both values.
+    """
+    if stored is None:
+        return
+    requested = flatten(config)
+    before = flatten(ml_collections.ConfigDict(stored))
+    for key, automatic in AUTOMATIC.items():
+        if requested.get(key) == automatic and key in before:
+            set_value(config, key, before[key])
+    requested = flatten(config)
+    changed = [
+        f'{key} was {before.get(key, "(not there)")!r} and is {requested.get(key, "(not there)")!r}'
+        for key in {**before, **requested}
+        if before.get(key) != requested.get(key) and not key.startswith(CHANGEABLE)
+    ]
+    if changed:
+        raise UserError(
+            f'this workdir holds a run with other settings: {"; ".join(changed)}. Choose another --workdir.'
+        )
+
+
+def to_json(config: ml_collections.ConfigDict) -> str:
+    """The config as indented JSON, the text of `config.json`."""
+    return json.dumps(config.to_dict(), indent=2) + '\n'

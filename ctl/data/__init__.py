@@ -1,0 +1,1 @@
+"""From TFRecord files to per-replica batches: index -> shards -> pipeline."""

@@ -1,0 +1,259 @@
+"""Which record goes where, and when: pure arithmetic on record numbers, without TensorFlow.
+
+Records are numbered from 0 through the sorted files. The data is cut into L logical shards, whatever the hardware:
+
+    by file      shard s owns files[s::L]
+    by record    shard s owns an equal run of record numbers
+
+and every shard puts global_batch / L of its records into every global batch. Pipeline p of n carries the shards s with
+s % n == p; because n divides L, it reads exactly files[p::n]. So the records of a step are a function of the files, the
+seed, L, the global batch and the step alone: not of replicas, workers, or time.
+
+Inside a shard, an epoch is its blocks (runs of neighbouring records in one file) in an order drawn for the epoch, a few
+blocks making a window, and the records of a window in an order drawn for the window:
+
+    file      | block | block | block | block | block | block |
+    epoch     | block 4 | block 0 || block 5 | block 2 || ...      (seed, shard, epoch)
+    window      4b 0c 4a 4d 0a 0b  5c 2a 2d ...                    (seed, shard, epoch, window)
+"""
+
+import dataclasses
+import functools
+
+import numpy as np
+
+from ctl.errors import UserError
+
+MOST_SHARDS = 64
+# Shares of whole files may differ by this much of the mean before runs of records are taken instead.
+MOST_IMBALANCE = 0.10
+
+
+def permutation(n: int, *key: int) -> np.ndarray:
+    """A permutation of 0..n-1, int64 [n], that is a function of `key` alone, on every machine and version of NumPy.
+
+    The numbers are sorted by a hash: the SplitMix64 generator (Steele, Lea and Flood 2014, "Fast splittable pseudorandom
+    number generators", figure 17) started from the hashed key.
+    """
+    state = np.zeros(1, np.uint64)
+    for part in key:
+        state = _mix(state + _GOLDEN + np.uint64(part))
+    return np.argsort(_mix(state + _GOLDEN * np.arange(1, n + 1, dtype=np.uint64)), kind='stable')
+
+
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+
+
+def _mix(z: np.ndarray) -> np.ndarray:
+    """SplitMix64's finaliser, on uint64 arrays; multiplication wraps."""
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return z ^ (z >> np.uint64(31))
+
+
+@dataclasses.dataclass(frozen=True)
+class Window:
+    """Records that are read together and then shuffled.
+
+    Attributes:
+      starts: the number of the first record of each block, int64 [blocks].
+      counts: the records in each block, int64 [blocks].
+      order: places in the blocks laid end to end, int64 [records]: the order in which they leave the window.
+    """
+
+    starts: np.ndarray
+    counts: np.ndarray
+    order: np.ndarray
+
+    @property
+    def records(self) -> np.ndarray:
+        """Record numbers in the order they leave the window, int64 [records]."""
+        return np.concatenate([np.arange(s, s + c) for s, c in zip(self.starts, self.counts, strict=True)])[self.order]
+
+
+class Shard:
+    """One logical shard: an endless sequence of windows, epoch after epoch, in which any position can be found.
+
+    Attributes:
+      number: which shard it is.
+      starts, counts: its blocks, int64 [blocks].
+      records: the records in one epoch.
+      windows: the windows in one epoch.
+    """
+
+    def __init__(self, number: int, starts: np.ndarray, counts: np.ndarray, blocks_per_window: int, seed: int | None):
+        """`seed` None keeps the records in the order of the files."""
+        self.number = number
+        self.starts, self.counts = starts, counts
+        self.records = int(counts.sum())
+        self.windows = -(-len(counts) // blocks_per_window)
+        self._blocks_per_window, self._seed = blocks_per_window, seed
+        self._blocks_of_epoch = functools.lru_cache(maxsize=2)(self._draw_blocks)
+
+    def _draw_blocks(self, epoch: int) -> np.ndarray:
+        blocks = len(self.counts)
+        return np.arange(blocks) if self._seed is None else permutation(blocks, self._seed, self.number, epoch)
+
+    def window(self, index: int) -> Window:
+        """Window `index` of the endless sequence: index // windows is its epoch."""
+        epoch, within = divmod(index, self.windows)
+        first = within * self._blocks_per_window
+        blocks = self._blocks_of_epoch(epoch)[first : first + self._blocks_per_window]
+        counts = self.counts[blocks]
+        size = int(counts.sum())
+        order = np.arange(size) if self._seed is None else permutation(size, self._seed, self.number, epoch, within)
+        return Window(self.starts[blocks], counts, order)
+
+    def locate(self, position: int) -> tuple[int, int]:
+        """The window that holds the shard's record number `position`, and the records of that window before it."""
+        epoch, within = divmod(position, self.records)
+        counts = self.counts[self._blocks_of_epoch(epoch)]
+        firsts = np.concatenate([[0], np.cumsum(counts)])[:: self._blocks_per_window]
+        window = int(np.searchsorted(firsts[: self.windows], within, side='right')) - 1
+        return epoch * self.windows + window, int(within - firsts[window])
+
+    def take(self, position: int, n: int) -> np.ndarray:
+        """The `n` record numbers from `position` on, int64 [n]."""
+        index, skip = self.locate(position)
+        taken, have = [], 0
+        while have < n:
+            taken.append(self.window(index).records[skip:])
+            have += len(taken[-1])
+            index, skip = index + 1, 0
+        return np.concatenate(taken)[:n]
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """How records are shared and ordered.
+
+    Attributes:
+      counts: records in each of the sorted files, int64 [files].
+      global_batch_size: examples in one step.
+      logical_shards: L.
+      shard_by: 'file' or 'record'.
+      seed: of all orders; None for the order of the files.
+      block_records: records in a block, at most.
+      window_records: records shuffled together, at most, in whole blocks and at least one.
+    """
+
+    counts: np.ndarray
+    global_batch_size: int
+    logical_shards: int
+    shard_by: str
+    seed: int | None
+    block_records: int
+    window_records: int
+
+    @property
+    def share(self) -> int:
+        """Records that each shard puts into each global batch."""
+        return self.global_batch_size // self.logical_shards
+
+    @functools.cached_property
+    def shards(self) -> tuple[Shard, ...]:
+        blocks_per_window = max(1, self.window_records // self.block_records)
+        return tuple(
+            Shard(s, *cut_blocks(self._runs(s), self.block_records), blocks_per_window, self.seed)
+            for s in range(self.logical_shards)
+        )
+
+    def _runs(self, s: int) -> list[tuple[int, int]]:
+        """[start, end) runs of record numbers that shard `s` owns, each within one file."""
+        ends = np.cumsum(self.counts)
+        files = [(int(end - count), int(end)) for end, count in zip(ends, self.counts, strict=True)]
+        if self.shard_by == 'file':
+            return files[s :: self.logical_shards]
+        total = int(ends[-1])
+        low, high = total * s // self.logical_shards, total * (s + 1) // self.logical_shards
+        return [(max(a, low), min(b, high)) for a, b in files if max(a, low) < min(b, high)]
+
+    def pipeline_shards(self, pipeline: int, pipelines: int) -> tuple[Shard, ...]:
+        """The shards that input pipeline `pipeline` of `pipelines` carries."""
+        return self.shards[pipeline::pipelines]
+
+    def replica_records(self, step: int, replicas: int, pipelines: int) -> list[np.ndarray]:
+        """The record numbers that each replica is fed in `step`: `replicas` arrays, int64 [global_batch / replicas]."""
+        fed = []
+        for pipeline in range(pipelines):
+            shards = self.pipeline_shards(pipeline, pipelines)
+            batch = np.concatenate([shard.take(step * self.share, self.share) for shard in shards])
+            fed.extend(np.split(batch, replicas // pipelines))
+        return fed
+
+
+def cut_blocks(runs: list[tuple[int, int]], block_records: int) -> tuple[np.ndarray, np.ndarray]:
+    """Cuts runs into blocks: first record numbers and counts, both int64 [blocks]."""
+    starts = np.concatenate([np.arange(a, b, block_records, dtype=np.int64) for a, b in runs])
+    ends = np.concatenate(
+        [np.minimum(np.arange(a, b, block_records, dtype=np.int64) + block_records, b) for a, b in runs]
+    )
+    return starts, ends - starts
+
+
+def imbalance(counts: np.ndarray, logical_shards: int) -> float:
+    """(largest share - smallest share) / mean share, when whole files are shared."""
+    shares = [int(counts[s::logical_shards].sum()) for s in range(logical_shards)]
+    return (max(shares) - min(shares)) / (sum(shares) / logical_shards)
+
+
+def check_batch(global_batch_size: int, replicas: int, microbatches: int) -> None:
+    """Raises UserError, with the nearest sizes that work, unless replicas x microbatches divides the global batch."""
+    unit = replicas * microbatches
+    if global_batch_size % unit:
+        below = global_batch_size // unit * unit
+        sizes = ' or '.join(str(size) for size in (below, below + unit) if size)
+        over = f'{replicas} replicas' + (f' x {microbatches} microbatches' if microbatches > 1 else '')
+        raise UserError(f'train.global_batch_size={global_batch_size} does not divide over {over}: take {sizes}.')
+
+
+def choose_shards(
+    counts: np.ndarray, global_batch_size: int, replicas: int, logical_shards: int = 0, shard_by: str = 'auto'
+) -> tuple[int, str, str]:
+    """The number of logical shards, what they are made of, and why.
+
+    Args:
+      counts: records in each of the sorted files.
+      global_batch_size: a multiple of `replicas`.
+      replicas: R.
+      logical_shards: L, or 0 to choose the largest possible up to 64.
+      shard_by: 'file', 'record', or 'auto' to take files where shares come out within 10 %.
+
+    Returns:
+      (L, 'file' or 'record', the reason in words).
+
+    Raises:
+      UserError: when the wishes cannot be met, with the nearest values that can.
+    """
+    files, records = len(counts), int(counts.sum())
+    fitting = [n for n in range(1, global_batch_size + 1) if global_batch_size % n == 0 and n % replicas == 0]
+    if logical_shards and logical_shards not in fitting:
+        near = sorted(fitting, key=lambda n: abs(n - logical_shards))[:3]
+        raise UserError(
+            f'data.logical_shards={logical_shards} must divide train.global_batch_size={global_batch_size} and be a '
+            f'multiple of the {replicas} replicas: take {" or ".join(map(str, sorted(near)))}.'
+        )
+    if shard_by != 'record':
+        candidates = [n for n in fitting if n <= min(MOST_SHARDS, files)]
+        chosen = logical_shards or max(candidates, default=0)
+        if chosen and chosen <= files:
+            uneven = imbalance(counts, chosen)
+            if shard_by == 'file' or uneven <= MOST_IMBALANCE:
+                return chosen, 'file', f'whole files; shares differ by {uneven:.1%}'
+            reason = f'shares of whole files would differ by {uneven:.1%}'
+        elif shard_by == 'file':
+            wanted = f'data.logical_shards={logical_shards}' if logical_shards else f'{replicas} replicas'
+            raise UserError(
+                f'data.shard_by=file: {files} files cannot be shared over {wanted} with a global batch of '
+                f'{global_batch_size}: take --config.data.shard_by=record, or write more files.'
+            )
+        else:
+            chosen, reason = logical_shards, f'{files} files do not share over {replicas} replicas'
+    else:
+        chosen, reason = logical_shards, 'asked for'
+    chosen = chosen or max((n for n in fitting if n <= min(MOST_SHARDS, records)), default=0)
+    if not chosen or chosen > records:
+        raise UserError(
+            f'{records} records are too few for {chosen or replicas} shares: add data, or use fewer replicas.'
+        )
+    return chosen, 'record', f'runs of records ({reason}); shares differ by at most 1 record'

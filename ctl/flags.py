@@ -1,0 +1,168 @@
+"""The command line: from argv to an experiment, its config and a workdir. Imports no TensorFlow of its own."""
+
+import dataclasses
+import os
+import pathlib
+import re
+import types
+
+import ml_collections
+from absl import flags
+from ml_collections import config_flags
+
+from ctl import config as config_lib
+from ctl.errors import UserError
+from ctl.experiment import list_experiments, load_experiment
+
+USAGE = 'python -m ctl.train --experiment=NAME [--workdir=DIR] [--config.KEY=VALUE ...] [--dry_run]'
+
+
+@dataclasses.dataclass(frozen=True)
+class Request:
+    """What a command line asks for.
+
+    Attributes:
+      name: of the experiment, as for its folder under runs/.
+      module: its file, imported.
+      config: its config with the overrides in, locked, validated.
+      workdir: where the run lives.
+      dry_run: only plan.
+      verbosity: absl's; -1 keeps TensorFlow and Orbit quiet.
+    """
+
+    name: str
+    module: types.ModuleType
+    config: ml_collections.ConfigDict
+    workdir: pathlib.Path
+    dry_run: bool
+    verbosity: int
+
+
+def parse(argv: list[str]) -> Request | None:
+    """Reads `argv` without the program's name; None when it asked for help, which is printed.
+
+    Raises:
+      UserError: for anything in it that is wrong.
+    """
+    values = _define()
+    known, overrides = _split(argv)
+    if any(word in ('--help', '-help', '-h', '--helpfull') for word in known):
+        print(help_text(_experiment_named(known)))
+        return None
+    _parse_flags(values, known)
+    # TensorFlow reads this when an experiment imports it.
+    os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3' if values.verbosity < 0 else '0')
+    if not values.experiment:
+        raise UserError(f'--experiment is missing; there are: {", ".join(list_experiments())}. Usage: {USAGE}')
+    module = load_experiment(values.experiment)
+    name = pathlib.Path(values.experiment).stem
+    config = _make_config(module, values.experiment)
+    _apply(config, overrides)
+    config_lib.validate(config)
+    workdir = pathlib.Path(values.workdir or pathlib.Path('runs') / name)
+    return Request(name, module, config, workdir, values.dry_run, values.verbosity)
+
+
+def _define() -> flags.FlagValues:
+    values = flags.FlagValues()
+    flags.DEFINE_string('experiment', '', 'a name under experiments/, or the path of your own file', flag_values=values)
+    flags.DEFINE_string('workdir', '', 'where the run lives; runs/<experiment> if not given', flag_values=values)
+    flags.DEFINE_bool('dry_run', False, 'print the plan, check that the run could start, and stop', flag_values=values)
+    flags.DEFINE_integer(
+        'verbosity', -1, 'messages of TensorFlow and Orbit: -1 few, 0 info, 1 debug', flag_values=values
+    )
+    return values
+
+
+def _split(argv: list[str]) -> tuple[list[str], list[tuple[str, str]]]:
+    """The loop's own flags, and (key, text) of every --config override."""
+    known, overrides, words = [], [], iter(argv)
+    for word in words:
+        match = re.fullmatch(r'--?config\.([^=]+)(?:=(.*))?', word, re.DOTALL)
+        negated = re.fullmatch(r'--?noconfig\.([^=]+)', word)
+        if negated:
+            overrides.append((negated[1], 'false'))
+        elif match:
+            text = match[2] if match[2] is not None else next(words, None)
+            if text is None or (match[2] is None and text.startswith('--')):
+                raise UserError(f'{word}: a value is missing; write {word}=VALUE.')
+            overrides.append((match[1], text))
+        else:
+            known.append(word)
+    return known, overrides
+
+
+def _parse_flags(values: flags.FlagValues, words: list[str]) -> None:
+    try:
+        rest = values(['ctl.train', *words])[1:]
+    except flags.UnrecognizedFlagError as error:
+        names = [f'--{name}' for name in ('experiment', 'workdir', 'dry_run', 'verbosity', 'config.KEY')]
+        raise UserError(
+            f'--{error.flagname}: there is no such flag; {config_lib.nearest("--" + error.flagname, names)}'
+        ) from None
+    except flags.Error as error:
+        raise UserError(' '.join(str(error).split())) from None
+    if rest:
+        raise UserError(f'{rest[0]}: flags begin with --. Usage: {USAGE}')
+
+
+def _make_config(module: types.ModuleType, experiment: str) -> ml_collections.ConfigDict:
+    config = module.get_config()
+    if not isinstance(config, ml_collections.ConfigDict):
+        raise UserError(f'--experiment={experiment}: get_config() returned {type(config).__name__}, not a ConfigDict.')
+    config.lock()
+    return config
+
+
+def _apply(config: ml_collections.ConfigDict, overrides: list[tuple[str, str]]) -> None:
+    """Puts the overrides into the locked config by way of ml_collections' own flags, after checking each."""
+    words = []
+    for key, text in overrides:
+        default = config_lib.find(config, key)
+        if isinstance(default, ml_collections.ConfigDict):
+            inner = ', '.join(f'{key}.{name}' for name in default)
+            raise UserError(f'--config.{key}: is a section; set one of {inner}.')
+        words.append(f'--config.{key}={config_lib.parse_text(key, text, default)}')
+    values = flags.FlagValues()
+    argv = ['ctl.train', *words]
+    try:
+        config_flags.DEFINE_config_dict('config', config, lock_config=True, flag_values=values, sys_argv=argv)
+        values(argv)
+    except (flags.Error, ValueError, TypeError, KeyError, AttributeError) as error:
+        raise UserError(f'{" ".join(words)}: {" ".join(str(error).split())}') from None
+
+
+def _experiment_named(words: list[str]) -> str:
+    for i, word in enumerate(words):
+        match = re.fullmatch(r'--?experiment=(.+)', word)
+        if match:
+            return match[1]
+        if word in ('--experiment', '-experiment') and i + 1 < len(words):
+            return words[i + 1]
+    return ''
+
+
+def help_text(experiment: str = '') -> str:
+    """The flags, the experiments and every config key with its default and unit, for one experiment or for all."""
+    os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
+    values = _define()
+    lines = [f'usage: {USAGE}', '', 'flags:']
+    lines += [f'  --{name:<12} {values[name].help}' for name in ('experiment', 'workdir', 'dry_run', 'verbosity')]
+    lines += ['', 'experiments:']
+    lines += [f'  {name:<14} {summary}' for name, summary in list_experiments().items()]
+    base = config_lib.flatten(config_lib.base_config())
+    lines += ['', 'config keys, as --config.KEY=VALUE (defaults in brackets):', *_key_lines(base)]
+    for name in [experiment] if experiment else list_experiments():
+        own = config_lib.flatten(_make_config(load_experiment(name), name))
+        differing = {key: value for key, value in own.items() if base.get(key) != value or key not in base}
+        lines += ['', f'config keys of {name}, and its own defaults:', *_key_lines(differing)]
+    return '\n'.join(lines)
+
+
+def _key_lines(flat: dict) -> list[str]:
+    lines = []
+    for key, value in flat.items():
+        rule = config_lib.setting(key)
+        choices = f' ({" | ".join(map(str, rule.choices))})' if rule and rule.choices else ''
+        lines.append(f'  {key:<28} [{value}] {rule.help if rule else ""}{choices}')
+    return lines

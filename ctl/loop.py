@@ -1,0 +1,211 @@
+"""A run from its first line to its last, in the order things happen."""
+
+import dataclasses
+import pathlib
+import types
+
+import keras
+import ml_collections
+import orbit
+import rich.console
+import tensorflow as tf
+
+from ctl import config as config_lib
+from ctl.data import pipeline, records, shards
+from ctl.data.index import Index, find_files, load_index
+from ctl.errors import UserError
+from ctl.experiment import DefaultData
+from ctl.optimizers import make_optimizer, make_schedule
+from ctl.runtime import devices, plan, reporting
+from ctl.runtime import workdir as workdir_lib
+from ctl.runtime.actions import Calendar, Evaluate, Report, Save
+from ctl.runtime.checkpoints import Checkpoints
+from ctl.step import Evaluator, Trainer
+
+
+def run(
+    name: str,
+    module: types.ModuleType,
+    config: ml_collections.ConfigDict,
+    workdir: pathlib.Path,
+    dry_run: bool = False,
+) -> None:
+    """Trains an experiment up to step `config.train.steps`, from wherever `workdir` left off.
+
+    Args:
+      name: the experiment's.
+      module: its file: get_config(), make_experiment(config), perhaps make_default_data(config).
+      config: validated; takes the values that are chosen here, in place.
+      workdir: where config.json, metrics.jsonl, checkpoints/ and tensorboard/ are, or will be.
+      dry_run: print the plan, check that the run could start, write nothing in `workdir`, stop.
+
+    Raises:
+      UserError: when what the user gave cannot be run.
+      GuardError: when a guard stopped the run.
+    """
+    console = reporting.make_console()
+    strategy = devices.make_strategy(config.devices)  # before any other TensorFlow object
+    devices.set_precision(config.train.precision)
+    keras.utils.set_random_seed(config.train.seed)
+
+    default_data = _default_data(name, module, config, console)
+    config_lib.resume(config, workdir_lib.read_config(workdir))
+    data = _find_data(config, strategy.num_replicas_in_sync, default_data)
+
+    with strategy.scope():
+        experiment = module.make_experiment(config)
+        optimizers = {
+            objective.name: make_optimizer(
+                objective.optimizer, config.train.steps * objective.updates, objective.variables
+            )
+            for objective in experiment.objectives
+        }
+    source, eval_source = (
+        pipeline.Source(
+            index, experiment.features, records.check_records(index, experiment.features), experiment.prepare
+        )
+        for index in (data.train, data.evaluation)
+    )
+    with strategy.scope():
+        trainer = Trainer(
+            strategy,
+            experiment.objectives,
+            optimizers,
+            seed=config.train.seed,
+            microbatches=config.train.microbatches,
+            report_every=config.log.every,
+        )
+        checkpoints = Checkpoints(
+            workdir / 'checkpoints', config.checkpoint.keep, trainer.step, experiment.models, optimizers, trainer.sums
+        )
+        step = checkpoints.restore()
+
+    plan.print_plan(
+        console,
+        {
+            'experiment': name,
+            **plan.device_rows(config, strategy),
+            **plan.data_rows(config, data),
+            **plan.model_rows(experiment, config.train.steps),
+            **plan.run_rows(workdir, checkpoints.newest, step, config.train.steps),
+        },
+    )
+    if dry_run:
+        console.print(plan.feed_text(data, step, strategy.num_replicas_in_sync))
+        console.print('Dry run: the run could start. Nothing was trained, and nothing written to the workdir.')
+        return
+    if step >= config.train.steps:
+        console.print(
+            f'Already at step {step} of {config.train.steps}. A larger --config.train.steps goes on from here.'
+        )
+        return
+
+    workdir_lib.write_config(workdir, config_lib.to_json(config))
+    batch_size, per_replica = config.train.global_batch_size, data.pipelines > 1
+    # Only now is it known which step comes next: a distributed iterator cannot be restored, but it can start anywhere.
+    trainer.train_dataset = pipeline.distribute(
+        strategy, pipeline.make_train_dataset_fn(source, data.layout, step), per_replica
+    )
+    evaluator = Evaluator(
+        strategy,
+        experiment.objectives,
+        pipeline.distribute(
+            strategy, pipeline.make_eval_dataset_fn(eval_source, batch_size, data.eval_records), per_replica
+        ),
+    )
+    calendar = Calendar.of(config)
+    metrics = workdir_lib.MetricsFile(workdir, step)
+    with reporting.Progress(console, config.train.steps, step) as progress:
+        evaluate = Evaluate(
+            calendar,
+            metrics,
+            progress,
+            trainer.step,
+            batches=pipeline.eval_steps(data.eval_records, batch_size, data.pipelines),
+        )
+        learning_rate = make_schedule(experiment.objectives[0].optimizer, config.train.steps)
+        controller = orbit.Controller(
+            global_step=trainer.step,
+            trainer=trainer,
+            evaluator=evaluator,
+            strategy=strategy,
+            steps_per_loop=calendar.loop,
+            train_actions=[
+                Report(metrics, progress, trainer.step, batch_size, learning_rate),
+                evaluate,
+                Save(calendar, checkpoints, trainer.step),
+            ],
+            summary_dir=str(workdir / 'tensorboard' / 'train'),
+            eval_summary_dir=str(workdir / 'tensorboard' / 'eval'),
+            summary_interval=config.log.every,
+        )
+        evaluate.controller = controller
+        try:
+            controller.train(config.train.steps)
+        except tf.errors.OpError as error:
+            for failed in (source, eval_source):
+                records.explain(error, failed.index, failed.features, failed.names)
+            raise
+    references = data.default.references if data.default else {}
+    reporting.print_summary(console, workdir, checkpoints.newest, evaluate.newest, references)
+
+
+@dataclasses.dataclass(frozen=True)
+class Data:
+    """What there is to read, and how it is shared.
+
+    Attributes:
+      train: the training records.
+      evaluation: the evaluation records.
+      eval_records: how many of these one evaluation takes.
+      layout: the shards and their orders.
+      why: why these shards, in words.
+      pipelines: input pipelines.
+      default: where the experiment made the data itself.
+    """
+
+    train: Index
+    evaluation: Index
+    eval_records: int
+    layout: shards.Layout
+    why: str
+    pipelines: int
+    default: DefaultData | None
+
+
+def _default_data(
+    name: str, module: types.ModuleType, config: ml_collections.ConfigDict, console: rich.console.Console
+) -> DefaultData | None:
+    """Where no data is configured, has the experiment make its own and puts the globs into `config`."""
+    if config.data.train:
+        return None
+    if not hasattr(module, 'make_default_data'):
+        raise UserError(f'data.train is not set, and {name} has no data of its own: set data.train and data.eval.')
+    data = module.make_default_data(config, console.print)
+    config.data.train, config.data.eval = data.train, data.eval
+    return data
+
+
+def _find_data(config: ml_collections.ConfigDict, replicas: int, default: DefaultData | None) -> Data:
+    """Finds the files, indexes them, and shares them; writes what it chose into `config`."""
+    shards.check_batch(config.train.global_batch_size, replicas, config.train.microbatches)
+    train = load_index(find_files(config.data.train, 'data.train'))
+    evaluation = load_index(find_files(config.data.eval, 'data.eval'))
+    logical_shards, shard_by, why = shards.choose_shards(
+        train.counts, config.train.global_batch_size, replicas, config.data.logical_shards, config.data.shard_by
+    )
+    config.data.logical_shards, config.data.shard_by = logical_shards, shard_by
+    layout = shards.Layout(
+        counts=train.counts,
+        global_batch_size=config.train.global_batch_size,
+        logical_shards=logical_shards,
+        shard_by=shard_by,
+        seed=config.train.seed,
+        block_records=config.data.block_records,
+        window_records=config.data.window_records,
+    )
+    eval_records = evaluation.records
+    if config.eval.steps > 0:
+        eval_records = min(eval_records, config.eval.steps * config.train.global_batch_size)
+    pipelines = replicas if config.devices.input_pipelines == 'per_replica' else 1
+    return Data(train, evaluation, eval_records, layout, why, pipelines, default)

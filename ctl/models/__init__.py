@@ -1,0 +1,1 @@
+"""Keras models that more than one experiment needs."""

@@ -1,0 +1,103 @@
+"""From a config section to a schedule and a Keras optimizer that leaves the all-reduce to us."""
+
+import math
+from collections.abc import Sequence
+
+import keras
+import ml_collections
+import tensorflow as tf
+
+
+class _Reduced:
+    """Mixin: the gradients are summed over the replicas already; do not sum them again.
+
+    Keras 3 has no public switch for this. A test fails if it renames the method.
+    """
+
+    def _all_reduce_sum_gradients(self, grads_and_vars):
+        return grads_and_vars
+
+
+class AdamW(_Reduced, keras.optimizers.AdamW):
+    pass
+
+
+class Adam(_Reduced, keras.optimizers.Adam):
+    pass
+
+
+class Lamb(_Reduced, keras.optimizers.Lamb):
+    pass
+
+
+class SGD(_Reduced, keras.optimizers.SGD):
+    pass
+
+
+@keras.saving.register_keras_serializable('ctl')
+class Schedule(keras.optimizers.schedules.LearningRateSchedule):
+    """Linear warm-up, then linear, cosine or no decay; both parts are 1 x the peak at step `warmup_steps`.
+
+    Warm-up starts above 0, so that the first step is not wasted: step k has (k + 1) / (warmup_steps + 1) of the peak.
+    Cosine: Loshchilov and Hutter 2017, "SGDR", equation 5, without restarts.
+    """
+
+    def __init__(self, peak: float, steps: int, warmup_steps: int, shape: str):
+        """`shape` is 'linear', 'cosine' or 'constant'; decay reaches 0 at `steps`, one step after the last."""
+        self.peak, self.steps, self.warmup_steps, self.shape = peak, steps, warmup_steps, shape
+
+    def __call__(self, step) -> tf.Tensor:
+        """The learning rate of a 0-based step, float32 scalar."""
+        step = tf.cast(step, tf.float32)
+        warm = (step + 1) / (self.warmup_steps + 1)
+        done = tf.clip_by_value((step - self.warmup_steps) / max(1, self.steps - self.warmup_steps), 0.0, 1.0)
+        decay = {
+            'linear': lambda: 1 - done,
+            'cosine': lambda: (1 + tf.cos(math.pi * done)) / 2,
+            'constant': lambda: tf.ones_like(done),
+        }[self.shape]()
+        return self.peak * tf.minimum(warm, decay)
+
+    def get_config(self) -> dict:
+        return {'peak': self.peak, 'steps': self.steps, 'warmup_steps': self.warmup_steps, 'shape': self.shape}
+
+
+def decays(variable: keras.Variable) -> bool:
+    """Whether weight decay applies: to matrices, not to biases, LayerNorm's gains or other vectors."""
+    return len(variable.shape) > 1
+
+
+def make_schedule(section: ml_collections.ConfigDict, steps: int) -> Schedule:
+    """The schedule of a config section over a run of `steps` updates."""
+    return Schedule(section.learning_rate, steps, section.warmup_steps, section.schedule)
+
+
+def make_optimizer(
+    section: ml_collections.ConfigDict, steps: int, variables: Sequence[keras.Variable]
+) -> keras.optimizers.Optimizer:
+    """The optimizer of a config section, with every slot of `variables` built.
+
+    Weight decay is decoupled (Loshchilov and Hutter 2019, "Decoupled weight decay regularization") for every name: the
+    weight shrinks by learning_rate x weight_decay before the update, and LAMB's trust ratio does not scale it.
+
+    Args:
+      section: name, learning_rate, warmup_steps, schedule, weight_decay.
+      steps: updates in the whole run, for the schedule.
+      variables: what it will update.
+    """
+    schedule = make_schedule(section, steps)
+    decay = section.weight_decay or None
+    if section.name == 'adamw':
+        optimizer = AdamW(schedule, weight_decay=section.weight_decay, epsilon=1e-6)
+    elif section.name == 'adam':
+        optimizer = Adam(schedule, weight_decay=decay, epsilon=1e-6)
+    elif section.name == 'lamb':
+        optimizer = Lamb(schedule, weight_decay=decay, epsilon=1e-6)
+    else:
+        optimizer = SGD(schedule, weight_decay=decay, momentum=0.9)
+    if decay:
+        kept = [variable for variable in variables if not decays(variable)]
+        if kept:
+            optimizer.exclude_from_weight_decay(var_list=kept)
+    optimizer.build(list(variables))
+    return optimizer

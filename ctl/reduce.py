@@ -1,0 +1,52 @@
+"""From each replica's sums to the gradient of the global mean: the only all-reduces of training.
+
+With S_r,t the sum of loss term t over replica r's slice, and W_t its weight over all replicas, the objective is
+
+    sum over t of (sum over r of S_r,t) / W_t   =   sum over r of [ sum over t of S_r,t / W_t ]
+
+so each replica differentiates its own bracket, and the gradients add up to the gradient of the objective exactly.
+The same holds for microbatches inside a replica. Nothing is averaged.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import tensorflow as tf
+
+from ctl.losses import WeightedSum
+
+
+def global_weights(losses: Mapping[str, WeightedSum]) -> dict[str, tf.Tensor]:
+    """The weight of every loss term over all replicas, in one all-reduce of a small vector. In replica context."""
+    names = sorted(losses)
+    local = tf.stack([tf.stop_gradient(tf.cast(losses[name].weight, tf.float32)) for name in names])
+    summed = tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, local)
+    return dict(zip(names, tf.unstack(summed), strict=True))
+
+
+def replica_objective(losses: Mapping[str, WeightedSum], weights: Mapping[str, tf.Tensor]) -> tf.Tensor:
+    """This replica's part of the objective, a scalar; a term that nothing counts towards anywhere adds 0."""
+    return tf.add_n([tf.math.divide_no_nan(losses[name].sum, weights[name]) for name in sorted(losses)])
+
+
+def sum_over_replicas(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    """All-reduces by SUM, packed. In replica context. Sparse gradients must be made dense before."""
+    return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, list(tensors))
+
+
+def dense(gradient: tf.Tensor | tf.IndexedSlices) -> tf.Tensor:
+    """The gradient of an embedding as one dense tensor: repeated ids are added up, and every replica's has one size.
+
+    A norm taken over slices with repeated ids comes out too small, and gathering slices grows with the replicas.
+    """
+    return tf.convert_to_tensor(gradient)
+
+
+def clip(gradients: Sequence[tf.Tensor], norm: tf.Tensor, clip_norm: float) -> list[tf.Tensor]:
+    """Scales the reduced gradients down to a global norm of `clip_norm` where theirs, `norm`, is larger; 0 leaves them.
+
+    Pascanu, Mikolov and Bengio 2013, "On the difficulty of training recurrent neural networks", algorithm 1.
+    """
+    if not clip_norm:
+        return list(gradients)
+    scale = clip_norm / tf.maximum(norm, clip_norm)
+    return [gradient * scale for gradient in gradients]

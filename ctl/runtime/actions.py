@@ -1,0 +1,107 @@
+"""What happens between steps: report, evaluate, save, in that order, each when it is due.
+
+Orbit calls these after every inner loop. The order matters to a resumed run: a checkpoint of step k means that the
+report and the evaluation of step k are written.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable
+
+import ml_collections
+import orbit
+import tensorflow as tf
+
+from ctl.errors import GuardError
+from ctl.runtime.checkpoints import Checkpoints
+from ctl.runtime.reporting import Progress
+from ctl.runtime.workdir import MetricsFile
+
+
+@dataclasses.dataclass(frozen=True)
+class Calendar:
+    """When things are due, in steps.
+
+    Attributes:
+      steps: the last step.
+      report, evaluate, save: steps between; 0 is only at the end.
+      longest_loop: most steps in one inner loop.
+    """
+
+    steps: int
+    report: int
+    evaluate: int
+    save: int
+    longest_loop: int
+
+    @classmethod
+    def of(cls, config: ml_collections.ConfigDict) -> 'Calendar':
+        return cls(
+            config.train.steps,
+            config.log.every,
+            config.eval.every,
+            config.checkpoint.every,
+            config.train.steps_per_loop,
+        )
+
+    def loop(self, step: int) -> int:
+        """Steps in the inner loop that starts at `step`: up to the next point where something is due."""
+        points = [every - step % every for every in (self.report, self.evaluate, self.save) if every]
+        return min(self.longest_loop, self.steps - step, *points)
+
+    def due(self, every: int, step: int) -> bool:
+        return step == self.steps or bool(every and step % every == 0)
+
+
+class Report:
+    """Writes the means since the last report to metrics.jsonl and to the progress display, when the trainer has them."""
+
+    def __init__(
+        self, metrics: MetricsFile, progress: Progress, step: tf.Variable, examples: int, learning_rate: Callable
+    ):
+        """`examples` in a global batch; `learning_rate(step)` of the step before the report."""
+        self._metrics, self._progress, self._step = metrics, progress, step
+        self._examples, self._learning_rate = examples, learning_rate
+
+    def __call__(self, output: dict) -> None:
+        step = int(self._step.numpy())
+        if output:
+            rate = output.pop('steps') * self._examples / output.pop('seconds')
+            output['examples_per_second'] = rate
+            output['learning_rate'] = float(self._learning_rate(step - 1))
+            self._metrics.append(step=step, kind='train', **output, examples=step * self._examples)
+        self._progress.train(step, output)
+
+
+class Evaluate:
+    """Runs an evaluation when it is due, and writes it down."""
+
+    def __init__(self, calendar: Calendar, metrics: MetricsFile, progress: Progress, step: tf.Variable, batches: int):
+        """`batches` is the steps of one evaluation. `controller` is set once there is one."""
+        self._calendar, self._metrics, self._progress, self._step = calendar, metrics, progress, step
+        self._batches = batches
+        self.controller: orbit.Controller | None = None
+        self.newest: dict | None = None
+
+    def __call__(self, output: dict) -> None:
+        step = int(self._step.numpy())
+        if not self._calendar.due(self._calendar.evaluate, step):
+            return
+        values = self.controller.evaluate(steps=self._batches)
+        values.pop('steps_per_second', None)
+        if not math.isfinite(values['loss']):
+            raise GuardError(f'the evaluation at step {step} has the loss {values["loss"]}: look at {values}.')
+        self._metrics.append(step=step, kind='eval', **values)
+        self._progress.evaluation(step, values)
+        self.newest = values
+
+
+class Save:
+    """Writes a checkpoint when it is due."""
+
+    def __init__(self, calendar: Calendar, checkpoints: Checkpoints, step: tf.Variable):
+        self._calendar, self._checkpoints, self._step = calendar, checkpoints, step
+
+    def __call__(self, output: dict) -> None:
+        if self._calendar.due(self._calendar.save, int(self._step.numpy())):
+            self._checkpoints.save()

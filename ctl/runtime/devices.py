@@ -1,0 +1,64 @@
+"""Which devices hold a replica, and how they sum: from the config to a tf.distribute strategy."""
+
+import keras
+import ml_collections
+import tensorflow as tf
+
+from ctl.errors import UserError
+
+
+def make_strategy(devices: ml_collections.ConfigDict) -> tf.distribute.Strategy:
+    """The strategy of a config's `devices` section. Comes before any other TensorFlow object.
+
+    Without GPUs, N replicas get N virtual CPU devices, so that whatever depends on their number runs anywhere.
+
+    Raises:
+      UserError: for more replicas than GPUs, for an all-reduce these devices cannot do, and when TensorFlow has run
+        something already.
+    """
+    gpus = tf.config.list_physical_devices('GPU')
+    replicas = devices.replicas or len(gpus) or 1
+    if gpus and replicas > len(gpus):
+        raise UserError(f'devices.replicas={replicas}: this machine has {len(gpus)} GPUs. Take 0 for all of them.')
+    if devices.strategy == 'one' and replicas > 1:
+        raise UserError(f'devices.strategy=one has 1 replica, not devices.replicas={replicas}: take mirrored, or auto.')
+    cross_device = _cross_device_ops(devices.all_reduce, bool(gpus))
+    for gpu in gpus:
+        tf.config.experimental.set_memory_growth(gpu, True)
+    if not gpus:
+        _split_cpu(replicas)
+    names = [f'/{"gpu" if gpus else "cpu"}:{i}' for i in range(replicas)]
+    if devices.strategy == 'one' or (devices.strategy == 'auto' and replicas == 1):
+        return tf.distribute.OneDeviceStrategy(names[0])
+    return tf.distribute.MirroredStrategy(names, cross_device_ops=cross_device)
+
+
+def _cross_device_ops(all_reduce: str, have_gpus: bool) -> tf.distribute.CrossDeviceOps | None:
+    if all_reduce == 'nccl' and not have_gpus:
+        raise UserError('devices.all_reduce=nccl needs GPUs, and there are none: take auto or hierarchical.')
+    if all_reduce == 'ring':
+        raise UserError('devices.all_reduce=ring is for several workers; inside one, take auto, nccl or hierarchical.')
+    if all_reduce == 'nccl':
+        return tf.distribute.NcclAllReduce()
+    if all_reduce == 'hierarchical':
+        return tf.distribute.HierarchicalCopyAllReduce()
+    return None
+
+
+def _split_cpu(replicas: int) -> None:
+    """Makes at least `replicas` virtual CPU devices."""
+    cpu = tf.config.list_physical_devices('CPU')[0]
+    if replicas <= len(tf.config.get_logical_device_configuration(cpu) or [None]):
+        return
+    try:
+        tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * replicas)
+    except RuntimeError:
+        raise UserError(
+            f'devices.replicas={replicas}: TensorFlow has run something before the devices were made. '
+            'Move what the experiment does at import into make_experiment.'
+        ) from None
+
+
+def set_precision(precision: str) -> None:
+    """Makes Keras layers compute in `precision`, with float32 weights. Before any layer is made."""
+    keras.config.set_dtype_policy('float32' if precision == 'float32' else f'mixed_{precision}')

@@ -1,0 +1,110 @@
+"""What a run is going to do, said before it does it."""
+
+import os
+import pathlib
+from collections.abc import Mapping
+
+import ml_collections
+import numpy as np
+import rich.box
+import rich.console
+import rich.markup
+import rich.table
+import tensorflow as tf
+
+from ctl.data.index import common_folder
+from ctl.experiment import Experiment
+from ctl.optimizers import decays
+
+# Record numbers shown for each replica and file before the rest is counted.
+MOST_NUMBERS = 6
+
+
+def print_plan(console: rich.console.Console, rows: Mapping[str, str]) -> None:
+    """One table: what, and its value."""
+    table = rich.table.Table(show_header=False, box=rich.box.SIMPLE, pad_edge=False)
+    table.add_column(style='bold', no_wrap=True)
+    table.add_column(overflow='fold')
+    for name, value in rows.items():
+        table.add_row(name, rich.markup.escape(value))
+    console.print(table)
+
+
+def device_rows(config: ml_collections.ConfigDict, strategy: tf.distribute.Strategy) -> dict[str, str]:
+    """Devices, and how the one batch number is divided over them."""
+    replicas = strategy.num_replicas_in_sync
+    batch, microbatches = config.train.global_batch_size, config.train.microbatches
+    devices = ', '.join(device.rpartition('device:')[2] for device in strategy.extended.worker_devices)
+    slices = f' in {microbatches} microbatches of {batch // replicas // microbatches}' if microbatches > 1 else ''
+    return {
+        'devices': f'{replicas} replica{"s" * (replicas > 1)} ({type(strategy).__name__}) on {devices}; {config.train.precision}',
+        'batch': f'{batch} examples a step = {replicas} replicas x {batch // replicas}{slices}',
+    }
+
+
+def data_rows(config: ml_collections.ConfigDict, data) -> dict[str, str]:
+    """Files and records of each input pipeline, the length of an epoch, and the records of an evaluation."""
+    index, layout = data.train, data.layout
+    rows = {} if data.default is None else {'data': data.default.about}
+    rows['train files'] = f'{len(index.files)} files, {index.records:,} records: {config.data.train}'
+    rows['shards'] = f'{layout.logical_shards} logical shards, {layout.share} records of each in a step; {data.why}'
+    for pipeline in range(data.pipelines):
+        mine = layout.pipeline_shards(pipeline, data.pipelines)
+        records = sum(shard.records for shard in mine)
+        files = len({int(file) for shard in mine for file in index.locate(shard.starts)[0]})
+        rows[f'pipeline {pipeline} of {data.pipelines}'] = f'{files} files, {records:,} records'
+    epoch = index.records / layout.global_batch_size
+    rows['epoch'] = f'{epoch:,.1f} steps; {config.train.steps:,} steps are {config.train.steps / epoch:.2f} epochs'
+    part = '' if data.eval_records == data.evaluation.records else f'the first {data.eval_records:,} of '
+    rows['eval files'] = (
+        f'{len(data.evaluation.files)} files, {part}{data.evaluation.records:,} records: {config.data.eval}'
+    )
+    return rows
+
+
+def model_rows(experiment: Experiment, steps: int) -> dict[str, str]:
+    """Parameters, the schedule of each objective, and what decays."""
+    parameters = [f'{name} {model.count_params():,}' for name, model in experiment.models.items()]
+    rows = {'parameters': ', '.join(parameters)}
+    for objective in experiment.objectives:
+        section, variables = objective.optimizer, objective.variables
+        label = 'optimizer' if len(experiment.objectives) == 1 else objective.name
+        rows[label] = (
+            f'{section.name}, learning rate {section.learning_rate:g} after {section.warmup_steps} steps of warm-up, '
+            f'then {section.schedule} to step {steps}; clip {section.clip_norm:g}'
+        )
+        if section.weight_decay:
+            decaying = [v for v in variables if decays(v)]
+            rest = sorted({v.path.rpartition('/')[2] for v in variables if not decays(v)})
+            rows[f'{label} decay'] = (
+                f'{section.weight_decay:g} on {len(decaying)} matrices ({sum(int(np.prod(v.shape)) for v in decaying):,} '
+                f'weights); none on the {len(variables) - len(decaying)} vectors ({", ".join(rest)})'
+            )
+    return rows
+
+
+def run_rows(workdir: pathlib.Path, checkpoint: str | None, step: int, steps: int) -> dict[str, str]:
+    """Where the run lives and where it goes on."""
+    resumed = (
+        f'from {os.path.relpath(checkpoint, workdir)}, at step {step} of {steps}'
+        if checkpoint
+        else 'nothing; starts at step 0'
+    )
+    return {'workdir': str(workdir), 'resumed': resumed}
+
+
+def feed_text(data, step: int, replicas: int) -> str:
+    """Which records each replica is fed in `step`, a line a replica: file, and record numbers within it."""
+    index, pipelines = data.train, data.pipelines
+    folder = common_folder(index.files)
+    lines = [f'Step {step} feeds (record numbers in the files of {folder}):']
+    for replica, records in enumerate(data.layout.replica_records(step, replicas, pipelines)):
+        files, numbers = index.locate(records)
+        parts = []
+        for file in dict.fromkeys(files.tolist()):
+            own = numbers[files == file]
+            more = f' +{len(own) - MOST_NUMBERS}' if len(own) > MOST_NUMBERS else ''
+            name = os.path.relpath(os.path.abspath(index.files[file]), folder)
+            parts.append(f'{name}: {" ".join(map(str, own[:MOST_NUMBERS]))}{more}')
+        lines.append(f'  replica {replica} (pipeline {replica * pipelines // replicas}): ' + ', '.join(parts))
+    return '\n'.join(lines)

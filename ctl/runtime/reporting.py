@@ -1,0 +1,88 @@
+"""What a person sees while a run goes on, and how TensorFlow's and Orbit's own chatter is kept down."""
+
+import logging
+import pathlib
+import sys
+from collections.abc import Mapping
+
+import absl.logging
+import orbit.controller
+import rich.console
+import rich.progress
+
+
+def make_console() -> rich.console.Console:
+    """Standard output: 80 columns or the terminal's; 120 where it is no terminal, so that tables keep their shape."""
+    return rich.console.Console(
+        file=sys.stdout, width=None if sys.stdout.isatty() else 120, highlight=False, soft_wrap=not sys.stdout.isatty()
+    )
+
+
+def quiet(verbosity: int) -> None:
+    """Lets Python logs of `verbosity` (absl's: -1 warnings, 0 info, 1 debug) and above through, Orbit's as well."""
+    absl.logging.set_verbosity(verbosity)
+    logging.getLogger('tensorflow').setLevel(logging.ERROR if verbosity < 0 else logging.INFO)
+    # Orbit prints everything it logs; its only way out is this private name. Were it renamed, Orbit would be noisy.
+    orbit.controller._log = absl.logging.info
+
+
+class Progress:
+    """A rich progress bar on a terminal; elsewhere a plain line for every report and evaluation."""
+
+    def __init__(self, console: rich.console.Console, steps: int, step: int):
+        """`steps` in the whole run, of which `step` are done."""
+        self._console, self._steps = console, steps
+        self._bar = None
+        if console.is_terminal:
+            self._bar = rich.progress.Progress(
+                rich.progress.TextColumn('step {task.completed:.0f}/{task.total:.0f}'),
+                rich.progress.BarColumn(),
+                rich.progress.TextColumn('{task.fields[text]}'),
+                rich.progress.TimeRemainingColumn(),
+                console=console,
+            )
+            self._task = self._bar.add_task('train', total=steps, completed=step, text='tracing the step')
+
+    def __enter__(self) -> 'Progress':
+        if self._bar:
+            self._bar.start()
+        return self
+
+    def __exit__(self, *exception) -> None:
+        if self._bar:
+            self._bar.stop()
+
+    def train(self, step: int, report: dict) -> None:
+        """`report` is empty between reports."""
+        text = f'loss {report["loss"]:.4f}  {report["examples_per_second"]:.1f} examples/s' if report else None
+        if self._bar:
+            self._bar.update(self._task, completed=step, **({'text': text} if text else {}))
+        elif text:
+            self._console.print(f'step {step}/{self._steps}  {text}')
+
+    def evaluation(self, step: int, values: dict) -> None:
+        """Says how an evaluation came out."""
+        self._console.print(
+            f'eval at step {step}  ' + '  '.join(f'{name} {value:.4f}' for name, value in values.items())
+        )
+
+
+def print_summary(
+    console: rich.console.Console,
+    workdir: pathlib.Path,
+    checkpoint: str,
+    values: Mapping[str, float],
+    references: Mapping[str, tuple[float, str]],
+) -> None:
+    """How the run came out, against what it has to beat, and where everything is."""
+    lines = ['', 'Done. The last evaluation:']
+    for name, value in values.items():
+        against = f'   ({references[name][1]}: {references[name][0]:.4f})' if name in references else ''
+        lines.append(f'  {name:<24} {value:.4f}{against}')
+    lines += [
+        f'  weights       {checkpoint}',
+        f'  metrics       {workdir / "metrics.jsonl"}',
+        f'  config        {workdir / "config.json"}',
+        f'  TensorBoard   tensorboard --logdir {workdir / "tensorboard"}',
+    ]
+    console.print('\n'.join(lines), markup=False)

@@ -1,0 +1,60 @@
+"""The files a run leaves that other programs read: config.json and metrics.jsonl."""
+
+import json
+import os
+import pathlib
+
+from ctl.errors import UserError
+
+
+def read_config(workdir: pathlib.Path) -> dict | None:
+    """`config.json` as nested dicts; None where there is none.
+
+    Raises:
+      UserError: when it is not JSON.
+    """
+    path = workdir / 'config.json'
+    if not path.exists():
+        return None
+    try:
+        return json.loads(path.read_text(encoding='utf8'))
+    except ValueError as error:
+        raise UserError(f'{path} is not JSON ({error}): restore it, or choose another --workdir.') from None
+
+
+def write_config(workdir: pathlib.Path, text: str) -> None:
+    """Writes `config.json`, whole or not at all."""
+    try:
+        workdir.mkdir(parents=True, exist_ok=True)
+        _replace(workdir / 'config.json', text)
+    except OSError as error:
+        raise UserError(f'--workdir={workdir}: cannot be written: {error.strerror}.') from None
+
+
+class MetricsFile:
+    """`metrics.jsonl`: one JSON object a line, in the order of steps, no step twice."""
+
+    def __init__(self, workdir: pathlib.Path, step: int):
+        """Drops what a killed run wrote after `step`, its last checkpoint: those steps come again."""
+        self._path = workdir / 'metrics.jsonl'
+        if self._path.exists():
+            kept = [line for line in self._path.read_text(encoding='utf8').splitlines() if _step(line) <= step]
+            _replace(self._path, ''.join(f'{line}\n' for line in kept))
+
+    def append(self, **values) -> None:
+        """Adds a line; numbers in full precision."""
+        with open(self._path, 'a', encoding='utf8') as stream:
+            stream.write(json.dumps(values) + '\n')
+
+
+def _step(line: str) -> float:
+    try:
+        return json.loads(line)['step']
+    except ValueError:  # cut off by a kill
+        return float('inf')
+
+
+def _replace(path: pathlib.Path, text: str) -> None:
+    scratch = path.with_name(f'.{path.name}.new')
+    scratch.write_text(text, encoding='utf8')
+    os.replace(scratch, path)

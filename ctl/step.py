@@ -1,0 +1,223 @@
+"""One weight update: the replica step that strategy.run runs, and Orbit's trainer and evaluator around it."""
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+
+import keras
+import numpy as np
+import orbit
+import tensorflow as tf
+
+from ctl import reduce
+from ctl.errors import GuardError, UserError
+from ctl.experiment import Objective
+from ctl.losses import WeightedSum
+from ctl.models.layers import Seed, fold
+
+Batch = dict[str, tf.Tensor]
+
+
+def _checked_losses(objective: Objective, batch: Batch, seed: Seed | None):
+    """The objective's losses and metrics, refused where a loss is not a pair: a mean would be a mean of means."""
+    losses, metrics = objective.losses(batch, seed)
+    for name, value in {**losses, **metrics}.items():
+        if not isinstance(value, WeightedSum):
+            raise UserError(
+                f'objective {objective.name}: {name} is {type(value).__name__}, not a ctl.losses.WeightedSum. Return the '
+                'sum over the slice and its weight; the loop divides by the weight of the global batch.'
+            )
+    return losses, metrics
+
+
+def _gradients(objective: Objective, batch: Batch, seed: Seed, weights: Callable[[Mapping], Mapping]):
+    """Gradients of the replica's part of the objective over one slice, and that part, a scalar.
+
+    `weights` maps the slice's losses to the global weight of each.
+    """
+    variables = [variable.value for variable in objective.variables]
+    with tf.GradientTape() as tape:
+        losses, _ = _checked_losses(objective, batch, seed)
+        value = reduce.replica_objective(losses, weights(losses))
+    gradients = tape.gradient(value, variables)
+    missing = [v.path for v, g in zip(objective.variables, gradients, strict=True) if g is None]
+    if missing:
+        raise UserError(
+            f'objective {objective.name}: its losses do not depend on {", ".join(missing)}. '
+            'Leave these out of its variables, or out of the model.'
+        )
+    return [reduce.dense(gradient) for gradient in gradients], value
+
+
+def _replica_gradients(objective: Objective, batch: Batch, seed: Seed, microbatches: int):
+    """`_gradients` over this replica's batch, in `microbatches` slices one after the other."""
+    if microbatches == 1:
+        return _gradients(objective, batch, fold(seed, 0), reduce.global_weights)
+
+    # The gradient of a slice needs the global weights, which need every slice. A weight depends on the batch only, so
+    # of this first call TensorFlow keeps the masks' arithmetic and prunes the model.
+    losses, _ = _checked_losses(objective, batch, seed)
+    weights = reduce.global_weights(losses)
+    slices = {name: tf.reshape(value, [microbatches, -1, *value.shape[1:]]) for name, value in batch.items()}
+
+    def add_slice(i, gradients, value):
+        one = {name: part[i] for name, part in slices.items()}
+        more, part = _gradients(objective, one, fold(seed, i), lambda losses: weights)
+        return i + 1, [a + b for a, b in zip(gradients, more, strict=True)], value + part
+
+    zeros = [tf.zeros(variable.shape) for variable in objective.variables]
+    # One at a time: several in flight would need the memory that microbatches are there to save.
+    _, gradients, value = tf.while_loop(
+        lambda i, *_: i < microbatches,
+        add_slice,
+        (0, zeros, 0.0),
+        parallel_iterations=1,
+        maximum_iterations=microbatches,
+    )
+    return gradients, value
+
+
+def update(objective: Objective, optimizer: keras.optimizers.Optimizer, batch: Batch, seed: Seed, microbatches: int):
+    """One update of an objective's variables, in replica context.
+
+    Order: forward, weights all-reduced, gradients, microbatches summed, gradients all-reduced, norm, clip, apply.
+
+    Args:
+      batch: this replica's features, [B, ...] each.
+      seed: int32 [2], of this replica, step and update.
+
+    Returns:
+      The objective and the global norm of its gradient before the clip, float32 scalars, equal on every replica.
+    """
+    gradients, value = _replica_gradients(objective, batch, seed, microbatches)
+    *gradients, value = reduce.sum_over_replicas([*gradients, value])
+    norm = tf.linalg.global_norm(gradients)
+    optimizer.apply(reduce.clip(gradients, norm, objective.optimizer.clip_norm), objective.variables)
+    return value, norm
+
+
+class Trainer(orbit.StandardTrainer):
+    """Trains an experiment's objectives, in order, in every step.
+
+    Attributes:
+      step: int64 variable, the steps done. Counted here and nowhere else.
+      sums: float64 variables by name, summed over the steps since the last report; they belong in the checkpoint, so
+        that a resumed run reports what an unbroken one does.
+    """
+
+    def __init__(
+        self,
+        strategy: tf.distribute.Strategy,
+        objectives: Sequence[Objective],
+        optimizers: Mapping[str, keras.optimizers.Optimizer],
+        *,
+        seed: int,
+        microbatches: int,
+        report_every: int,
+    ):
+        """`optimizers` by objective name, the rest as in the config. Call in strategy.scope(); set `train_dataset` after."""
+        super().__init__(train_dataset=None)
+        self.step = orbit.utils.create_global_step()
+        self.sums = {name: tf.Variable(0.0, dtype=tf.float64, trainable=False, name=name) for name in ('steps', 'loss')}
+        for objective in objectives:
+            for name in _names(objective, objectives):
+                self.sums[name] = tf.Variable(0.0, dtype=tf.float64, trainable=False, name=name)
+        self.seconds = 0.0
+        self._strategy, self._objectives, self._optimizers = strategy, tuple(objectives), dict(optimizers)
+        self._seed, self._microbatches, self._report_every = seed, microbatches, report_every
+
+    def train_loop_begin(self):
+        self._started = time.perf_counter()
+
+    def train_step(self, iterator):
+        """One step, in cross-replica context, traced once."""
+        results = self._strategy.run(self._replica_step, args=(next(iterator), self.step))
+        for name, value in results.items():
+            # Reduced already: every replica has the same.
+            same = self._strategy.experimental_local_results(value)[0]
+            self.sums[name].assign_add(tf.cast(same, tf.float64))
+        self.sums['steps'].assign_add(1.0)
+        self.step.assign_add(1)
+
+    def _replica_step(self, batch: Batch, step: tf.Tensor) -> dict[str, tf.Tensor]:
+        replica = tf.distribute.get_replica_context().replica_id_in_sync_group
+        results = {'loss': 0.0}
+        for number, objective in enumerate(self._objectives):
+            value_name, norm_name = _names(objective, self._objectives)
+            for i in range(objective.updates):
+                seed = fold(tf.constant([self._seed, number]), step, i, replica)
+                optimizer = self._optimizers[objective.name]
+                results[value_name], results[norm_name] = update(objective, optimizer, batch, seed, self._microbatches)
+            results['loss'] += results[value_name]
+        if len(self._objectives) == 1:
+            del results[value_name]  # it is the loss
+        return results
+
+    def train_loop_end(self) -> dict[str, float]:
+        """Means since the last report, when one is due; otherwise nothing.
+
+        Raises:
+          GuardError: when the loss of one of the steps was not finite.
+        """
+        sums = {name: float(variable.numpy()) for name, variable in self.sums.items()}
+        self.seconds += time.perf_counter() - self._started
+        step = int(self.step.numpy())
+        if not math.isfinite(sums['loss']):
+            raise GuardError(
+                f'the loss became {sums["loss"]} in steps {step - int(sums["steps"]) + 1} to {step}. Nothing was saved since. '
+                'Look at optimizer.learning_rate, optimizer.warmup_steps and optimizer.clip_norm, or at the data.'
+            )
+        if step % self._report_every:
+            return {}
+        steps = sums.pop('steps')
+        report = {name: value / steps for name, value in sums.items()}
+        report['steps'], report['seconds'] = steps, self.seconds
+        for variable in self.sums.values():
+            variable.assign(0.0)
+        self.seconds = 0.0
+        return report
+
+
+def _names(objective: Objective, objectives: Sequence[Objective]) -> tuple[str, str]:
+    """What an objective's value and gradient norm are called in reports."""
+    prefix = '' if len(objectives) == 1 else f'{objective.name}_'
+    return f'{prefix}objective', f'{prefix}gradient_norm'
+
+
+class Evaluator(orbit.StandardEvaluator):
+    """Evaluates every loss and metric of the objectives over a finite dataset: global sum over global weight."""
+
+    def __init__(self, strategy: tf.distribute.Strategy, objectives: Sequence[Objective], dataset):
+        super().__init__(dataset)
+        self._strategy, self._objectives = strategy, tuple(objectives)
+        self._losses: list[str] = []
+        self._metrics: list[str] = []
+
+    def eval_begin(self):
+        return np.zeros([])
+
+    def eval_step(self, iterator) -> tf.Tensor:
+        """Sums and weights of one global batch, float32 [losses + metrics, 2]."""
+
+        def replica_step(batch: Batch) -> tf.Tensor:
+            losses, metrics = {}, {}
+            for objective in self._objectives:
+                more_losses, more_metrics = _checked_losses(objective, batch, None)
+                losses.update(more_losses)
+                metrics.update(more_metrics)
+            self._losses, self._metrics = list(losses), list(metrics)
+            return tf.stack([tf.stack(pair) for pair in [*losses.values(), *metrics.values()]])
+
+        pairs = self._strategy.run(replica_step, args=(next(iterator),))
+        return self._strategy.reduce(tf.distribute.ReduceOp.SUM, pairs, axis=None)
+
+    def eval_reduce(self, state: np.ndarray, step_outputs: tf.Tensor) -> np.ndarray:
+        return state + step_outputs.numpy().astype(np.float64)
+
+    def eval_end(self, totals: np.ndarray) -> dict[str, float]:
+        """`loss`, the objective over all records, and every loss and metric by name; 0 where nothing counted."""
+        means = {
+            name: float(total / weight) if weight else 0.0
+            for name, (total, weight) in zip([*self._losses, *self._metrics], totals, strict=True)
+        }
+        return {'loss': sum(means[name] for name in self._losses), **means}

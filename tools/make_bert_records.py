@@ -1,0 +1,253 @@
+"""Makes TFRecords for masked-LM and next-sentence training from text.
+
+    python -m tools.make_bert_records --text='corpus/*.txt' --output=records --vocab_size=30522 --max_length=128
+
+Text has a sentence a line and a blank line between documents, as google-research/bert wants it. Without `--text` it
+takes the docstrings of installed Python packages: real English that is on every machine that can run this.
+"""
+
+import ast
+import glob
+import hashlib
+import importlib.metadata
+import importlib.util
+import itertools
+import json
+import pathlib
+import re
+import sys
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+import tensorflow as tf
+import tokenizers
+from absl import app, flags
+
+from ctl import cache
+from ctl.experiment import DefaultData
+
+Documents = list[list[str]]  # documents of sentences
+TokenDocuments = list[list[list[int]]]
+
+SPECIAL_TOKENS = ['[PAD]', '[UNK]', '[CLS]', '[SEP]', '[MASK]']
+PAD, UNKNOWN, CLASS, SEPARATOR, MASK = range(5)
+
+# Chosen by what a TensorFlow installation has; read in this order until there is enough.
+PACKAGES = ('keras', 'numpy', 'tensorflow')
+MOST_CHARACTERS = 4_000_000
+TRAIN_FILES, EVAL_FILES = 8, 2
+HELD_OUT = 20  # every 20th document is for evaluation
+MASKED_PART = 0.15
+
+
+def from_docstrings(vocab_size: int, max_length: int, max_predictions: int, say: Callable[[str], None]) -> DefaultData:
+    """Records from docstrings, from the cache or made now; a folder there for each combination of settings."""
+    versions = {package: importlib.metadata.version(package) for package in PACKAGES}
+    settings = {
+        'vocab_size': vocab_size,
+        'max_length': max_length,
+        'max_predictions': max_predictions,
+        'packages': versions,
+        'maker': hashlib.sha256(pathlib.Path(__file__).read_bytes()).hexdigest(),
+    }
+    digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]
+    folder = cache.cache_folder() / 'bert_docstrings' / digest
+    if not folder.is_dir():
+        say(
+            'Making training data from the docstrings of ' + ', '.join(f'{k} {v}' for k, v in versions.items()) + ' ...'
+        )
+        with cache.appears_whole(folder) as scratch:
+            write_records(list(read_docstrings()), scratch, vocab_size, max_length, max_predictions)
+    about = json.loads((folder / 'about.json').read_text())
+    return DefaultData(
+        train=str(folder / 'train-*.tfrecord'),
+        eval=str(folder / 'eval-*.tfrecord'),
+        about=f'{about["sentences"]:,} sentences from the docstrings of {", ".join(PACKAGES)}; {about["tokens"]:,} tokens',
+        references={
+            'masked_lm_loss': (
+                about['unigram_loss'],
+                'always predicting the unigram distribution of the training tokens',
+            )
+        },
+    )
+
+
+def read_docstrings() -> Iterator[list[str]]:
+    """Documents of sentences: a document is what the docstrings of one source file say, as far as it is prose.
+
+    The files are parsed, not imported, in sorted order. A paragraph that was seen before is left out.
+    """
+    seen, characters = set(), 0
+    for package in PACKAGES:
+        for path in sorted(pathlib.Path(importlib.util.find_spec(package).origin).parent.rglob('*.py')):
+            sentences = []
+            for paragraph in _paragraphs(path):
+                if paragraph not in seen:
+                    seen.add(paragraph)
+                    sentences += re.split(r'(?<=[.!?])\s+(?=[A-Z])', paragraph)
+            if len(sentences) > 1:
+                characters += sum(map(len, sentences))
+                yield sentences
+            if characters > MOST_CHARACTERS:
+                return
+
+
+def _paragraphs(path: pathlib.Path) -> Iterator[str]:
+    try:
+        tree = ast.parse(path.read_text(encoding='utf8'))
+    except (SyntaxError, ValueError):  # a template or a test of broken sources
+        return
+    for node in _documented(tree):
+        prose = re.sub(r'```.*?(```|\Z)', '', ast.get_docstring(node) or '', flags=re.DOTALL)
+        for paragraph in re.split(r'\n\s*\n', prose):
+            text = ' '.join(paragraph.split())
+            if len(text) > 40 and '>>>' not in text and _looks_like_prose(text):
+                yield text
+
+
+def _documented(node: ast.AST) -> Iterator[ast.AST]:
+    """The module, its classes and functions, and theirs, in the order of the source; nothing below statements."""
+    yield node
+    for child in node.body:
+        if isinstance(child, ast.ClassDef | ast.FunctionDef):
+            yield from _documented(child)
+
+
+def _looks_like_prose(text: str) -> bool:
+    return sum(c.isalpha() or c in ' ,.' for c in text) > 0.9 * len(text)
+
+
+def read_text(pattern: str) -> Iterator[list[str]]:
+    """Documents of sentences from text files: a sentence a line, a blank line between documents."""
+    for path in sorted(glob.glob(pattern, recursive=True)):
+        lines = (line.strip() for line in pathlib.Path(path).read_text(encoding='utf8').splitlines())
+        for is_text, group in itertools.groupby(lines, bool):
+            if is_text:
+                yield list(group)
+
+
+def write_records(documents: Documents, folder: pathlib.Path, vocab_size: int, max_length: int, max_predictions: int):
+    """Learns a vocabulary, and writes `train-*.tfrecord`, `eval-*.tfrecord`, `vocab.txt` and `about.json` to `folder`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    held_out = documents[HELD_OUT - 1 :: HELD_OUT]
+    training = [document for i, document in enumerate(documents) if i % HELD_OUT != HELD_OUT - 1]
+    tokenizer = tokenizers.BertWordPieceTokenizer(lowercase=True)
+    tokenizer.train_from_iterator(
+        itertools.chain.from_iterable(training),
+        vocab_size=vocab_size,
+        special_tokens=SPECIAL_TOKENS,
+        show_progress=False,
+    )
+    tokenizer.save_model(str(folder))
+    train_tokens, eval_tokens = _tokenize(training, tokenizer), _tokenize(held_out, tokenizer)
+    train, evaluation = (
+        list(make_instances(tokens, np.random.default_rng(seed), vocab_size, max_length, max_predictions))
+        for seed, tokens in enumerate([train_tokens, eval_tokens])
+    )
+    _write_files(folder, 'train', TRAIN_FILES, train)
+    _write_files(folder, 'eval', EVAL_FILES, evaluation)
+    about = {
+        'sentences': sum(map(len, documents)),
+        'tokens': sum(len(sentence) for document in train_tokens for sentence in document),
+        'unigram_loss': unigram_loss(train_tokens, evaluation, vocab_size),
+    }
+    (folder / 'about.json').write_text(json.dumps(about, indent=2))
+
+
+def _tokenize(documents: Documents, tokenizer: tokenizers.BertWordPieceTokenizer) -> TokenDocuments:
+    return [
+        [encoded.ids for encoded in tokenizer.encode_batch(document, add_special_tokens=False) if encoded.ids]
+        for document in documents
+    ]
+
+
+def unigram_loss(training: TokenDocuments, evaluation: Sequence[dict], vocab_size: int) -> float:
+    """Nats a masked token of `evaluation` costs when the frequencies of the training tokens are always predicted.
+
+    Every token is counted once more than it occurs, so that none is impossible.
+    """
+    tokens = np.concatenate([sentence for document in training for sentence in document])
+    frequencies = (np.bincount(tokens, minlength=vocab_size) + 1) / (len(tokens) + vocab_size)
+    masked = np.concatenate([x['masked_lm_ids'][x['masked_lm_weights'] > 0] for x in evaluation])
+    return float(-np.log(frequencies[masked]).mean())
+
+
+def make_instances(
+    documents: TokenDocuments, rng: np.random.Generator, vocab_size: int, max_length: int, max_predictions: int
+) -> Iterator[dict[str, np.ndarray]]:
+    """Examples of two segments, the second the true next one half of the time, with tokens masked.
+
+    Devlin et al. 2019, section 3.1: 15 % of the tokens are to be predicted; of these 80 % become [MASK], 10 % another
+    token, 10 % stay. `next_sentence_labels` is 1 for a second segment from elsewhere, which takes a second document.
+    """
+    room = max_length - 3  # [CLS], [SEP], [SEP]
+    for number, document in enumerate(documents):
+        sentences = [sentence[:room] for sentence in document]
+        i = 0
+        while i < len(sentences):
+            chunk = [sentences[i]]
+            i += 1
+            while i < len(sentences) and sum(map(len, chunk)) < room:
+                chunk.append(sentences[i])
+                i += 1
+            split = int(rng.integers(1, len(chunk))) if len(chunk) > 1 else 1
+            first, second = sum(chunk[:split], []), sum(chunk[split:], [])
+            elsewhere = len(documents) > 1 and (not second or rng.random() < 0.5)
+            if not second and not elsewhere:
+                continue
+            if elsewhere:
+                i -= len(chunk) - split  # these sentences were not used
+                other = int(rng.integers(len(documents) - 1))
+                other += other >= number
+                start = int(rng.integers(len(documents[other])))
+                second = sum(documents[other][start : start + 4], [])
+            _truncate(first, second, room)
+            yield _mask(first, second, int(elsewhere), rng, vocab_size, max_length, max_predictions)
+
+
+def _truncate(first: list[int], second: list[int], room: int) -> None:
+    """Shortens the longer one from its end until both fit."""
+    while len(first) + len(second) > room:
+        (first if len(first) > len(second) else second).pop()
+
+
+def _mask(first, second, label, rng, vocab_size, max_length, max_predictions) -> dict[str, np.ndarray]:
+    ids = np.array([CLASS, *first, SEPARATOR, *second, SEPARATOR])
+    length = len(ids)
+    candidates = np.flatnonzero(~np.isin(ids, [CLASS, SEPARATOR]))
+    n = min(max_predictions, len(candidates), max(1, round(MASKED_PART * len(candidates))))
+    positions = np.sort(rng.choice(candidates, n, replace=False))
+    targets, chance = ids[positions], rng.random(n)
+    ids[positions] = np.where(
+        chance < 0.8, MASK, np.where(chance < 0.9, rng.integers(len(SPECIAL_TOKENS), vocab_size, n), targets)
+    )
+    after = max_predictions - n
+    return {
+        'input_ids': np.pad(ids, (0, max_length - length)),
+        'input_mask': np.pad(np.ones(length, int), (0, max_length - length)),
+        'segment_ids': np.pad(np.repeat([0, 1], [len(first) + 2, len(second) + 1]), (0, max_length - length)),
+        'masked_lm_positions': np.pad(positions, (0, after)),
+        'masked_lm_ids': np.pad(targets, (0, after)),
+        'masked_lm_weights': np.pad(np.ones(n, np.float32), (0, after)),
+        'next_sentence_labels': np.array([label]),
+    }
+
+
+def _write_files(folder: pathlib.Path, split: str, files: int, instances: Sequence[dict]) -> None:
+    """Deals the instances out, so that the files' counts differ by at most one."""
+    for i in range(files):
+        path = folder / f'{split}-{i:05d}-of-{files:05d}.tfrecord'
+        with tf.io.TFRecordWriter(str(path)) as writer:
+            for instance in instances[i::files]:
+                writer.write(make_example(instance).SerializeToString())
+
+
+def make_example(instance: dict[str, np.ndarray]) -> tf.train.Example:
+    """A tf.train.Example of arrays: floats as floats, the rest as integers."""
+
+    def feature(value: np.ndarray) -> tf.train.Feature:
+        if value.dtype.kind == 'f':
+            return tf.train.Feature(float_list=tf.train.FloatList(value=value))
+        return tf.train.Feature(int64_list=tf.train.Int64List(value=value))
+
+    return tf.train.Example(features=tf.train.Features(feature={k: feature(v) for k, v in instance.items()}))
