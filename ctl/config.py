@@ -171,13 +171,23 @@ def find(config: ml_collections.ConfigDict, key: str) -> Value:
             raise UserError(f'--config.{key}: {".".join(path)} is a value, not a section.')
         if part not in node:
             where = '.'.join([*path, part])
-            elsewhere = [k for k in flatten(config) if k.rpartition('.')[2] == part]
-            close = difflib.get_close_matches(part, list(node), n=3, cutoff=0.6)
-            hint = f'did you mean {" or ".join(elsewhere)}?' if elsewhere and not close else nearest(part, node)
-            raise UserError(f'--config.{key}: there is no key {where}; {hint}')
+            raise UserError(f'--config.{key}: there is no key {where}; {_hint(config, node, path, part)}')
         node = node[part]
         path.append(part)
     return node
+
+
+def _hint(config: ml_collections.ConfigDict, node: ml_collections.ConfigDict, path: list[str], part: str) -> str:
+    """What a key that is not in section `path` may have been meant to be: one there, or one of that name elsewhere."""
+    if difflib.get_close_matches(part, list(node)):
+        return nearest('.'.join([*path, part]), ['.'.join([*path, name]) for name in node])
+    leaves: dict[str, list[str]] = {}
+    for key in flatten(config):
+        leaves.setdefault(key.rpartition('.')[2], []).append(key)
+    close = difflib.get_close_matches(part, leaves, n=2, cutoff=0.7)
+    if close:
+        return f'did you mean {" or ".join(key for name in close for key in leaves[name])}?'
+    return nearest(part, node)
 
 
 def set_value(config: ml_collections.ConfigDict, key: str, value: Value) -> None:

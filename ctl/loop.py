@@ -74,6 +74,7 @@ def run(
             seed=config.train.seed,
             microbatches=config.train.microbatches,
             report_every=config.log.every,
+            communication=devices.communication_options(config.devices.all_reduce),
         )
         checkpoints = Checkpoints(
             workdir / 'checkpoints', config.checkpoint.keep, trainer.step, experiment.models, optimizers, trainer.sums

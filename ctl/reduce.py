@@ -28,9 +28,11 @@ def replica_objective(losses: Mapping[str, WeightedSum], weights: Mapping[str, t
     return tf.add_n([tf.math.divide_no_nan(losses[name].sum, weights[name]) for name in sorted(losses)])
 
 
-def sum_over_replicas(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+def sum_over_replicas(
+    tensors: Sequence[tf.Tensor], options: tf.distribute.experimental.CommunicationOptions | None = None
+) -> list[tf.Tensor]:
     """All-reduces by SUM, packed. In replica context. Sparse gradients must be made dense before."""
-    return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, list(tensors))
+    return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, list(tensors), options)
 
 
 def dense(gradient: tf.Tensor | tf.IndexedSlices) -> tf.Tensor:

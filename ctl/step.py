@@ -24,8 +24,8 @@ def _checked_losses(objective: Objective, batch: Batch, seed: Seed | None):
     for name, value in {**losses, **metrics}.items():
         if not isinstance(value, WeightedSum):
             raise UserError(
-                f'objective {objective.name}: {name} is {type(value).__name__}, not a ctl.losses.WeightedSum. Return the '
-                'sum over the slice and its weight; the loop divides by the weight of the global batch.'
+                f'objective {objective.name}: {name} is {type(value).__name__}, not a ctl.losses.WeightedSum. Return '
+                'the sum over the slice and its weight; the loop divides by the weight of the global batch.'
             )
     return losses, metrics
 
@@ -77,7 +77,14 @@ def _replica_gradients(objective: Objective, batch: Batch, seed: Seed, microbatc
     return gradients, value
 
 
-def update(objective: Objective, optimizer: keras.optimizers.Optimizer, batch: Batch, seed: Seed, microbatches: int):
+def update(
+    objective: Objective,
+    optimizer: keras.optimizers.Optimizer,
+    batch: Batch,
+    seed: Seed,
+    microbatches: int,
+    communication: tf.distribute.experimental.CommunicationOptions | None = None,
+):
     """One update of an objective's variables, in replica context.
 
     Order: forward, weights all-reduced, gradients, microbatches summed, gradients all-reduced, norm, clip, apply.
@@ -90,7 +97,7 @@ def update(objective: Objective, optimizer: keras.optimizers.Optimizer, batch: B
       The objective and the global norm of its gradient before the clip, float32 scalars, equal on every replica.
     """
     gradients, value = _replica_gradients(objective, batch, seed, microbatches)
-    *gradients, value = reduce.sum_over_replicas([*gradients, value])
+    *gradients, value = reduce.sum_over_replicas([*gradients, value], communication)
     norm = tf.linalg.global_norm(gradients)
     optimizer.apply(reduce.clip(gradients, norm, objective.optimizer.clip_norm), objective.variables)
     return value, norm
@@ -114,8 +121,9 @@ class Trainer(orbit.StandardTrainer):
         seed: int,
         microbatches: int,
         report_every: int,
+        communication: tf.distribute.experimental.CommunicationOptions | None = None,
     ):
-        """`optimizers` by objective name, the rest as in the config. Call in strategy.scope(); set `train_dataset` after."""
+        """`optimizers` by objective name, the rest as in the config. In strategy.scope(); set `train_dataset` later."""
         super().__init__(train_dataset=None)
         self.step = orbit.utils.create_global_step()
         self.sums = {name: tf.Variable(0.0, dtype=tf.float64, trainable=False, name=name) for name in ('steps', 'loss')}
@@ -125,6 +133,7 @@ class Trainer(orbit.StandardTrainer):
         self.seconds = 0.0
         self._strategy, self._objectives, self._optimizers = strategy, tuple(objectives), dict(optimizers)
         self._seed, self._microbatches, self._report_every = seed, microbatches, report_every
+        self._communication = communication
 
     def train_loop_begin(self):
         self._started = time.perf_counter()
@@ -147,7 +156,9 @@ class Trainer(orbit.StandardTrainer):
             for i in range(objective.updates):
                 seed = fold(tf.constant([self._seed, number]), step, i, replica)
                 optimizer = self._optimizers[objective.name]
-                results[value_name], results[norm_name] = update(objective, optimizer, batch, seed, self._microbatches)
+                results[value_name], results[norm_name] = update(
+                    objective, optimizer, batch, seed, self._microbatches, self._communication
+                )
             results['loss'] += results[value_name]
         if len(self._objectives) == 1:
             del results[value_name]  # it is the loss
@@ -163,9 +174,10 @@ class Trainer(orbit.StandardTrainer):
         self.seconds += time.perf_counter() - self._started
         step = int(self.step.numpy())
         if not math.isfinite(sums['loss']):
+            first = step - int(sums['steps']) + 1
             raise GuardError(
-                f'the loss became {sums["loss"]} in steps {step - int(sums["steps"]) + 1} to {step}. Nothing was saved since. '
-                'Look at optimizer.learning_rate, optimizer.warmup_steps and optimizer.clip_norm, or at the data.'
+                f'the loss became {sums["loss"]} in steps {first} to {step}; nothing was saved after it. Look at '
+                'optimizer.learning_rate, optimizer.warmup_steps and optimizer.clip_norm, or at the data.'
             )
         if step % self._report_every:
             return {}

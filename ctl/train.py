@@ -23,11 +23,18 @@ def main(argv: list[str]) -> int:
         loop.run(request.name, request.module, request.config, request.workdir, request.dry_run)
         return 0
     except (UserError, GuardError) as error:
-        print(f'error: {error}', file=sys.stderr)
+        print(f'error: {_as_raised(error)}', file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
         print('stopped: the same command goes on from the last checkpoint.', file=sys.stderr)
         return 130
+
+
+def _as_raised(error: Exception) -> Exception:
+    """The error itself, where TensorFlow has wrapped it into one of the same type with the text of a traceback."""
+    while type(error.__context__) is type(error):
+        error = error.__context__
+    return error
 
 
 if __name__ == '__main__':

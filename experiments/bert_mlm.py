@@ -57,36 +57,21 @@ def make_default_data(config: ml_collections.ConfigDict, say: Callable[[str], No
 def make_features(model: ml_collections.ConfigDict) -> dict[str, Feature]:
     """The features as google-research/bert names them, and what the Model Garden calls two of them."""
 
-    def tokens(*also_called: str, below: int, setting: str = '', remedy: str = '') -> Feature:
-        return Feature(
-            (model.max_length,),
-            also_called=also_called,
-            below=below,
-            shape_setting='model.max_length',
-            below_setting=setting,
-            below_remedy=remedy,
-        )
-
-    def predictions(dtype: str = 'int32', **kwargs) -> Feature:
-        return Feature((model.max_predictions,), dtype, shape_setting='model.max_predictions', **kwargs)
+    def list_of(setting: str, dtype: str = 'int32', **kwargs) -> Feature:
+        return Feature((model[setting],), dtype, shape_setting=f'model.{setting}', **kwargs)
 
     vocabulary = dict(
         below=model.vocab_size,
         below_setting='model.vocab_size',
-        below_remedy='set model.vocab_size to that of the vocabulary the records were made with',
+        below_remedy='set it to the size of the vocabulary that the records were made with',
     )
     features = {
-        'input_ids': tokens(
-            'input_word_ids',
-            below=model.vocab_size,
-            setting='model.vocab_size',
-            remedy=vocabulary['below_remedy'],
-        ),
-        'input_mask': tokens(below=2),
-        'segment_ids': tokens('input_type_ids', below=2),
-        'masked_lm_positions': predictions(below=model.max_length, below_setting='model.max_length'),
-        'masked_lm_ids': predictions(**vocabulary),
-        'masked_lm_weights': predictions('float32'),
+        'input_ids': list_of('max_length', also_called=('input_word_ids',), **vocabulary),
+        'input_mask': list_of('max_length', below=2),
+        'segment_ids': list_of('max_length', also_called=('input_type_ids',), below=2),
+        'masked_lm_positions': list_of('max_predictions', below=model.max_length, below_setting='model.max_length'),
+        'masked_lm_ids': list_of('max_predictions', **vocabulary),
+        'masked_lm_weights': list_of('max_predictions', 'float32'),
     }
     if model.next_sentence:
         features['next_sentence_labels'] = Feature(

@@ -15,13 +15,11 @@ import itertools
 import json
 import pathlib
 import re
-import sys
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import tensorflow as tf
 import tokenizers
-from absl import app, flags
 
 from ctl import cache
 from ctl.experiment import DefaultData
@@ -38,6 +36,7 @@ MOST_CHARACTERS = 4_000_000
 TRAIN_FILES, EVAL_FILES = 8, 2
 HELD_OUT = 20  # every 20th document is for evaluation
 MASKED_PART = 0.15
+PASSES = 3  # over the training text, each with other pairs and other masks
 
 
 def from_docstrings(vocab_size: int, max_length: int, max_predictions: int, say: Callable[[str], None]) -> DefaultData:
@@ -62,7 +61,7 @@ def from_docstrings(vocab_size: int, max_length: int, max_predictions: int, say:
     return DefaultData(
         train=str(folder / 'train-*.tfrecord'),
         eval=str(folder / 'eval-*.tfrecord'),
-        about=f'{about["sentences"]:,} sentences from the docstrings of {", ".join(PACKAGES)}; {about["tokens"]:,} tokens',
+        about=f'{about["sentences"]:,} sentences, {about["tokens"]:,} tokens: docstrings of {", ".join(PACKAGES)}',
         references={
             'masked_lm_loss': (
                 about['unigram_loss'],
@@ -80,6 +79,8 @@ def read_docstrings() -> Iterator[list[str]]:
     seen, characters = set(), 0
     for package in PACKAGES:
         for path in sorted(pathlib.Path(importlib.util.find_spec(package).origin).parent.rglob('*.py')):
+            if 'tests' in path.parts or path.stem.endswith('_test'):
+                continue  # much to parse, and next to no prose
             sentences = []
             for paragraph in _paragraphs(path):
                 if paragraph not in seen:
@@ -127,7 +128,7 @@ def read_text(pattern: str) -> Iterator[list[str]]:
 
 
 def write_records(documents: Documents, folder: pathlib.Path, vocab_size: int, max_length: int, max_predictions: int):
-    """Learns a vocabulary, and writes `train-*.tfrecord`, `eval-*.tfrecord`, `vocab.txt` and `about.json` to `folder`."""
+    """Learns a vocabulary; writes `train-*.tfrecord`, `eval-*.tfrecord`, `vocab.txt` and `about.json` to `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
     held_out = documents[HELD_OUT - 1 :: HELD_OUT]
     training = [document for i, document in enumerate(documents) if i % HELD_OUT != HELD_OUT - 1]
@@ -140,10 +141,9 @@ def write_records(documents: Documents, folder: pathlib.Path, vocab_size: int, m
     )
     tokenizer.save_model(str(folder))
     train_tokens, eval_tokens = _tokenize(training, tokenizer), _tokenize(held_out, tokenizer)
-    train, evaluation = (
-        list(make_instances(tokens, np.random.default_rng(seed), vocab_size, max_length, max_predictions))
-        for seed, tokens in enumerate([train_tokens, eval_tokens])
-    )
+    shape = (vocab_size, max_length, max_predictions)
+    train = [x for i in range(PASSES) for x in make_instances(train_tokens, np.random.default_rng(i), *shape)]
+    evaluation = list(make_instances(eval_tokens, np.random.default_rng(PASSES), *shape))
     _write_files(folder, 'train', TRAIN_FILES, train)
     _write_files(folder, 'eval', EVAL_FILES, evaluation)
     about = {

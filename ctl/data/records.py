@@ -1,4 +1,4 @@
-"""Do the records hold what the experiment wants? Looks at some before the first step, and explains any that fail later."""
+"""Do the records hold what the experiment wants? Looks at some before the first step; explains any that fail later."""
 
 import re
 from collections.abc import Mapping
@@ -59,10 +59,9 @@ def check_record(index: Index, record: int, features: Mapping[str, Feature], nam
         if feature.below is not None:
             wrong = [v for v in values if not 0 <= v < feature.below]
             if wrong:
-                limit = f'{feature.below_setting or "the limit"}={feature.below}'
-                raise UserError(
-                    f'{where} has id {wrong[0]}, which is not in [0, {limit}): {feature.below_remedy or "check the data"}.'
-                )
+                limit = f'{feature.below_setting or "its limit"}={feature.below}'
+                remedy = feature.below_remedy or 'check how the records were made'
+                raise UserError(f'{where} has id {wrong[0]}, which is not in [0, {limit}): {remedy}.')
 
 
 def _parse(index: Index, record: int) -> tf.train.Example:

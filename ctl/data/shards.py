@@ -32,8 +32,8 @@ MOST_IMBALANCE = 0.10
 def permutation(n: int, *key: int) -> np.ndarray:
     """A permutation of 0..n-1, int64 [n], that is a function of `key` alone, on every machine and version of NumPy.
 
-    The numbers are sorted by a hash: the SplitMix64 generator (Steele, Lea and Flood 2014, "Fast splittable pseudorandom
-    number generators", figure 17) started from the hashed key.
+    The numbers are sorted by a hash: the SplitMix64 generator (Steele, Lea and Flood 2014, "Fast splittable
+    pseudorandom number generators", figure 17) started from the hashed key.
     """
     state = np.zeros(1, np.uint64)
     for part in key:

@@ -54,7 +54,7 @@ class Calendar:
 
 
 class Report:
-    """Writes the means since the last report to metrics.jsonl and to the progress display, when the trainer has them."""
+    """Writes the means since the last report to metrics.jsonl and shows them, when the trainer has any."""
 
     def __init__(
         self, metrics: MetricsFile, progress: Progress, step: tf.Variable, examples: int, learning_rate: Callable

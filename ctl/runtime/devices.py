@@ -34,15 +34,22 @@ def make_strategy(devices: ml_collections.ConfigDict) -> tf.distribute.Strategy:
 
 
 def _cross_device_ops(all_reduce: str, have_gpus: bool) -> tf.distribute.CrossDeviceOps | None:
+    """How a MirroredStrategy sums; None is its own choice, collective ops: NCCL between GPUs, ring between CPUs."""
     if all_reduce == 'nccl' and not have_gpus:
         raise UserError('devices.all_reduce=nccl needs GPUs, and there are none: take auto or hierarchical.')
-    if all_reduce == 'ring':
-        raise UserError('devices.all_reduce=ring is for several workers; inside one, take auto, nccl or hierarchical.')
-    if all_reduce == 'nccl':
-        return tf.distribute.NcclAllReduce()
     if all_reduce == 'hierarchical':
         return tf.distribute.HierarchicalCopyAllReduce()
+    if all_reduce == 'auto' and not have_gpus:
+        # A few threads of one process gain nothing from a ring, and a process can make only one of one size.
+        return tf.distribute.ReductionToOneDevice()
     return None
+
+
+def communication_options(all_reduce: str) -> tf.distribute.experimental.CommunicationOptions:
+    """What an all-reduce by collective ops is told."""
+    implementations = tf.distribute.experimental.CommunicationImplementation
+    chosen = {'nccl': implementations.NCCL, 'ring': implementations.RING}
+    return tf.distribute.experimental.CommunicationOptions(implementation=chosen.get(all_reduce, implementations.AUTO))
 
 
 def _split_cpu(replicas: int) -> None:

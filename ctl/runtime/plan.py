@@ -34,11 +34,12 @@ def device_rows(config: ml_collections.ConfigDict, strategy: tf.distribute.Strat
     """Devices, and how the one batch number is divided over them."""
     replicas = strategy.num_replicas_in_sync
     batch, microbatches = config.train.global_batch_size, config.train.microbatches
+    plural = 's' if replicas > 1 else ''
     devices = ', '.join(device.rpartition('device:')[2] for device in strategy.extended.worker_devices)
     slices = f' in {microbatches} microbatches of {batch // replicas // microbatches}' if microbatches > 1 else ''
     return {
-        'devices': f'{replicas} replica{"s" * (replicas > 1)} ({type(strategy).__name__}) on {devices}; {config.train.precision}',
-        'batch': f'{batch} examples a step = {replicas} replicas x {batch // replicas}{slices}',
+        'devices': f'{replicas} replica{plural} ({type(strategy).__name__}) on {devices}; {config.train.precision}',
+        'batch': f'{batch} examples a step = {replicas} replica{plural} x {batch // replicas}{slices}',
     }
 
 
@@ -75,10 +76,11 @@ def model_rows(experiment: Experiment, steps: int) -> dict[str, str]:
         )
         if section.weight_decay:
             decaying = [v for v in variables if decays(v)]
-            rest = sorted({v.path.rpartition('/')[2] for v in variables if not decays(v)})
+            vectors = [v.path.rpartition('/')[2] for v in variables if not decays(v)]
+            weights = sum(int(np.prod(v.shape)) for v in decaying)
             rows[f'{label} decay'] = (
-                f'{section.weight_decay:g} on {len(decaying)} matrices ({sum(int(np.prod(v.shape)) for v in decaying):,} '
-                f'weights); none on the {len(variables) - len(decaying)} vectors ({", ".join(rest)})'
+                f'{section.weight_decay:g} on {len(decaying)} matrices ({weights:,} weights); '
+                f'none on {len(vectors)} vectors ({", ".join(sorted(set(vectors)))})'
             )
     return rows
 

@@ -1,0 +1,27 @@
+"""One TensorFlow session of four virtual CPU devices for all tests of a process, and a cache folder of its own."""
+
+import os
+import pathlib
+
+import pytest
+
+os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
+
+import tensorflow as tf  # noqa: E402
+
+# At import, because a test module may make a tensor when it is collected.
+tf.config.set_logical_device_configuration(
+    tf.config.list_physical_devices('CPU')[0], [tf.config.LogicalDeviceConfiguration()] * 4
+)
+
+
+@pytest.fixture(scope='session', autouse=True)
+def cache_of_its_own(tmp_path_factory):
+    """Nothing is read from, or left in, the cache of whoever runs the tests."""
+    before = os.environ.get('XDG_CACHE_HOME')
+    os.environ['XDG_CACHE_HOME'] = str(tmp_path_factory.mktemp('cache'))
+    yield pathlib.Path(os.environ['XDG_CACHE_HOME'])
+    if before is None:
+        del os.environ['XDG_CACHE_HOME']
+    else:
+        os.environ['XDG_CACHE_HOME'] = before

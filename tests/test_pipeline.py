@@ -1,0 +1,99 @@
+"""What the pipelines read is what the arithmetic says, in both modes, from any step."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from ctl.data import pipeline, shards
+from ctl.data.index import find_files, load_index
+from ctl.data.records import check_records
+from experiments import bert_mlm
+from tests import bert_records
+
+GLOBAL_BATCH = 12
+COUNTS = [40, 41, 39, 40, 40, 42]
+
+
+@pytest.fixture(scope='module')
+def source(tmp_path_factory):
+    folder = tmp_path_factory.mktemp('records')
+    index = load_index(find_files(bert_records.write_files(folder, COUNTS), 'data.train'))
+    config = bert_mlm.get_config()
+    for key, value in bert_records.FITTING.items():
+        config.model[key.removeprefix('model.')] = value
+    features = bert_mlm.make_features(config.model)
+    return pipeline.Source(index, features, check_records(index, features), lambda batch: batch)
+
+
+def make_layout(source, logical_shards=6, shard_by='file'):
+    return shards.Layout(source.index.counts, GLOBAL_BATCH, logical_shards, shard_by, 3, 4, 16)
+
+
+def make_strategy(replicas):
+    return tf.distribute.MirroredStrategy(
+        [f'/cpu:{i}' for i in range(replicas)], cross_device_ops=tf.distribute.ReductionToOneDevice()
+    )
+
+
+def distributed_batches(strategy, dataset_fn, per_replica, steps):
+    """[step][replica] batches, as strategy.run would get them."""
+    iterator = iter(pipeline.distribute(strategy, dataset_fn, per_replica))
+    for _ in range(steps):
+        batch = next(iterator)
+        local = {name: strategy.experimental_local_results(value) for name, value in batch.items()}
+        yield [{name: value[r].numpy() for name, value in local.items()} for r in range(strategy.num_replicas_in_sync)]
+
+
+@pytest.mark.parametrize('first_step', [0, 23])
+@pytest.mark.parametrize('replicas, per_replica', [(1, False), (2, False), (2, True), (3, False), (3, True)])
+@pytest.mark.parametrize('shard_by', ['file', 'record'])
+def test_replicas_are_fed_the_records_that_the_arithmetic_says(source, replicas, per_replica, first_step, shard_by):
+    layout = make_layout(source, shard_by=shard_by)
+    dataset_fn = pipeline.make_train_dataset_fn(source, layout, first_step)
+    fed = distributed_batches(make_strategy(replicas), dataset_fn, per_replica, steps=45)
+    for step, batches in enumerate(fed, start=first_step):
+        expected = layout.replica_records(step, replicas, replicas if per_replica else 1)
+        assert [b['record'].tolist() for b in batches] == [e.tolist() for e in expected]
+        for batch in batches:
+            assert np.all(batch['example_weight'] == 1)
+            for row, record in enumerate(batch['record']):
+                example = tf.train.Example.FromString(source.index.read(int(record)))
+                wanted = example.features.feature['input_ids'].int64_list.value
+                assert batch['input_ids'][row].tolist() == list(wanted)
+
+
+@pytest.mark.parametrize('replicas, per_replica', [(1, False), (2, False), (2, True), (3, True), (4, False)])
+@pytest.mark.parametrize('records', [242, 100, 13, 12, 2])
+def test_evaluation_reads_each_record_once_and_pads_the_rest_with_weight_0(source, replicas, per_replica, records):
+    pipelines = replicas if per_replica else 1
+    steps = pipeline.eval_steps(records, GLOBAL_BATCH, pipelines)
+    dataset_fn = pipeline.make_eval_dataset_fn(source, GLOBAL_BATCH, records)
+    strategy = make_strategy(replicas)
+    read = []
+    for batches in distributed_batches(strategy, dataset_fn, per_replica, steps):
+        for batch in batches:
+            counted = batch['example_weight'] > 0
+            assert len(counted) == GLOBAL_BATCH // replicas
+            assert not batch['masked_lm_weights'][~counted].any()
+            read += batch['record'][counted].tolist()
+    assert sorted(read) == list(range(records))
+    assert steps <= -(-records // GLOBAL_BATCH) + 1
+
+
+def test_the_dataset_is_batched_at_the_per_replica_batch_size(source):
+    context = tf.distribute.InputContext(num_input_pipelines=2, input_pipeline_id=1, num_replicas_in_sync=4)
+    dataset = pipeline.make_train_dataset_fn(source, make_layout(source), 0)(context)
+    assert dataset.element_spec['input_ids'].shape == (GLOBAL_BATCH // 4, bert_records.LENGTH)
+    assert dataset.cardinality() == tf.data.INFINITE_CARDINALITY
+
+
+def test_a_pipeline_opens_only_its_own_files(source, tmp_path):
+    """Files 1, 3, 5 are away: pipeline 0 of 2 does not notice."""
+    layout = make_layout(source)
+    paths = tuple(p if i % 2 == 0 else str(tmp_path / 'gone') for i, p in enumerate(source.index.files))
+    partial = pipeline.Source(
+        type(source.index)(paths, source.index.offsets), source.features, source.names, source.prepare
+    )
+    context = tf.distribute.InputContext(num_input_pipelines=2, input_pipeline_id=0, num_replicas_in_sync=2)
+    dataset = pipeline.make_train_dataset_fn(partial, layout, 0)(context)
+    assert len(list(dataset.take(30))) == 30

@@ -1,0 +1,269 @@
+"""A run as a user has it: the plan, the run directory, going on, and what is refused."""
+
+import json
+import os
+import pathlib
+import re
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.runs import Workdir, door, overrides, write_data
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+
+
+def in_a_process(*words, **environment):
+    """The door in a fresh process, as a user opens it."""
+    return subprocess.run(
+        [sys.executable, '-m', 'ctl.train', *words],
+        cwd=ROOT,
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+
+
+@pytest.fixture(scope='module')
+def flags(tmp_path_factory):
+    return write_data(tmp_path_factory.mktemp('data')) + ['--config.model.dropout=0.1']
+
+
+@pytest.fixture(scope='module')
+def unbroken(flags, tmp_path_factory):
+    """12 steps on 2 replicas, dropout on, reports every 5 steps, never stopped."""
+    workdir = tmp_path_factory.mktemp('unbroken')
+    assert door(*flags, *LONG, f'--workdir={workdir}') == 0
+    return Workdir(workdir)
+
+
+LONG = overrides(train__steps=12, devices__replicas=2, log__every=5, eval__every=4, checkpoint__every=6)
+
+
+def without_rates(lines):
+    return [{k: v for k, v in line.items() if k != 'examples_per_second'} for line in lines]
+
+
+@pytest.mark.parametrize('stop_at', [3, 6, 10])
+def test_a_run_stopped_and_continued_is_the_run_never_stopped(flags, unbroken, tmp_path, stop_at):  # C29
+    """The schedule follows train.steps, so the first part is stopped by a failing save and not by fewer steps."""
+    from ctl.runtime import checkpoints
+
+    class Stop(Exception):
+        pass
+
+    save, workdir = checkpoints.Checkpoints.save, f'--workdir={tmp_path}'
+
+    def save_and_stop(self):
+        path = save(self)
+        if int(self._step.numpy()) >= stop_at:
+            raise Stop
+        return path
+
+    checkpoints.Checkpoints.save = save_and_stop
+    try:
+        with pytest.raises(Stop):
+            door(*flags, *LONG, f'--config.checkpoint.every={stop_at}', workdir)
+    finally:
+        checkpoints.Checkpoints.save = save
+    with open(tmp_path / 'metrics.jsonl', 'a') as stream:  # what a kill in mid-step and in mid-line leaves
+        stream.write(json.dumps({'step': stop_at + 1, 'kind': 'train', 'loss': 1.0}) + '\n{"step": ')
+    assert door(*flags, *LONG, workdir) == 0
+    resumed = Workdir(tmp_path)
+    assert without_rates(resumed.metrics) == without_rates(unbroken.metrics)
+    for name, value in unbroken.tensors().items():
+        if not name.startswith('save_counter'):
+            assert np.array_equal(resumed.tensors()[name], value), name
+
+
+def test_the_same_command_at_its_last_step_says_so_and_goes_on_with_more_steps(flags, tmp_path, capsys):
+    words = [*flags, f'--workdir={tmp_path}', '--config.train.steps=3']
+    assert door(*words) == 0
+    before = (tmp_path / 'metrics.jsonl').read_text()
+    capsys.readouterr()
+    assert door(*words) == 0
+    assert 'Already at step 3 of 3' in capsys.readouterr().out
+    assert (tmp_path / 'metrics.jsonl').read_text() == before
+    assert door(*words[:-1], '--config.train.steps=5') == 0
+    assert [line['step'] for line in Workdir(tmp_path).lines('train')] == [1, 2, 3, 4, 5]
+    assert 'from checkpoints/ckpt-3, at step 3 of 5' in capsys.readouterr().out
+
+
+def test_a_changed_key_is_refused_and_nothing_is_touched(flags, tmp_path, capsys):
+    words = [*flags, f'--workdir={tmp_path}', '--config.train.steps=2']
+    assert door(*words) == 0
+    before = {path: path.read_bytes() for path in tmp_path.rglob('*') if path.is_file()}
+    assert door(*words, '--config.optimizer.learning_rate=0.5') == 2
+    assert 'optimizer.learning_rate was 0.002 and is 0.5. Choose another --workdir' in capsys.readouterr().err
+    assert {path: path.read_bytes() for path in tmp_path.rglob('*') if path.is_file()} == before
+
+
+def test_the_run_directory_holds_what_other_programs_read(unbroken):
+    config = unbroken.config
+    assert config['data']['logical_shards'] == 4 and config['data']['shard_by'] == 'file'
+    assert config['data']['train'].endswith('train-*.tfrecord')
+    assert [(line['step'], line['kind']) for line in unbroken.metrics] == [
+        (4, 'eval'), (5, 'train'), (8, 'eval'), (10, 'train'), (12, 'eval'),
+    ]  # fmt: skip
+    assert {'loss', 'examples_per_second', 'learning_rate', 'gradient_norm'} <= unbroken.lines('train')[0].keys()
+    assert unbroken.lines('eval')[0].keys() == {
+        'step', 'kind', 'loss', 'masked_lm_loss', 'masked_lm_accuracy', 'next_sentence_loss', 'next_sentence_accuracy',
+    }  # fmt: skip
+    names = unbroken.tensors()
+    assert unbroken.tensors('step')['step/.ATTRIBUTES/VARIABLE_VALUE'] == 12
+    assert any('words' in name for name in names) and any(name.startswith('optimizers/') for name in names)
+    assert sorted(p.name for p in (unbroken.path / 'checkpoints').glob('*.index')) == ['ckpt-12.index', 'ckpt-6.index']
+
+
+def test_tensorboard_has_the_numbers_of_metrics_jsonl(unbroken):
+    def scalars(split):
+        found = {}
+        for path in (unbroken.path / 'tensorboard' / split).glob('events*'):
+            for event in tf.compat.v1.train.summary_iterator(str(path)):
+                for value in event.summary.value:
+                    found[event.step, value.tag] = float(tf.make_ndarray(value.tensor))
+        return found
+
+    for split in ('train', 'eval'):
+        written = scalars(split)
+        for line in unbroken.lines(split):
+            assert written[line['step'], 'loss'] == pytest.approx(line['loss'], rel=1e-6)
+
+
+def test_a_train_line_averages_the_objective_over_the_steps_since_the_last_line(flags, unbroken, tmp_path):
+    assert door(*flags, *LONG, '--config.log.every=1', f'--workdir={tmp_path}') == 0
+    each = [line['loss'] for line in Workdir(tmp_path).lines('train')]
+    assert [line['loss'] for line in unbroken.lines('train')] == pytest.approx([np.mean(each[:5]), np.mean(each[5:10])])
+
+
+def test_evaluation_is_the_same_on_1_2_and_3_replicas(flags, tmp_path):
+    """The weights are the initial ones but for one step without a learning rate."""
+    results = []
+    for replicas in (1, 2, 3):
+        words = overrides(
+            train__steps=1, optimizer__learning_rate=0.0, devices__replicas=replicas, train__global_batch_size=6
+        )
+        assert door(*flags, *words, f'--workdir={tmp_path / str(replicas)}') == 0
+        results.append(Workdir(tmp_path / str(replicas)).lines('eval')[-1])
+    for name in ('loss', 'masked_lm_loss', 'next_sentence_loss', 'masked_lm_accuracy', 'next_sentence_accuracy'):
+        assert [r[name] for r in results] == pytest.approx([results[0][name]] * 3, rel=1e-6), name
+
+
+def test_an_evaluation_can_be_cut_to_some_global_batches(flags, tmp_path, capsys):
+    assert door(*flags, *overrides(train__steps=1, eval__steps=1), f'--workdir={tmp_path}') == 0
+    assert '2 files, the first 8 of 13 records' in capsys.readouterr().out
+
+
+@pytest.mark.parametrize('replicas', [1, 2, 4])
+def test_the_plan_says_what_the_batch_size_means(flags, tmp_path, capsys, replicas):  # C17
+    topology = overrides(devices__replicas=replicas, train__microbatches=2)
+    assert door(*flags, *topology, f'--workdir={tmp_path}', '--dry_run') == 0
+    out = capsys.readouterr().out
+    plural = 's' * (replicas > 1)
+    assert (
+        f'8 examples a step = {replicas} replica{plural} x {8 // replicas} in 2 microbatches of {4 // replicas}' in out
+    )
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_dry_run_names_the_records_of_every_replica_and_they_are_disjoint(flags, tmp_path, capsys):  # C09
+    topology = overrides(devices__replicas=4)
+    assert door(*flags, *topology, f'--workdir={tmp_path}', '--dry_run') == 0
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.strip().startswith('replica ')]
+    fed = [re.findall(r'(train-\d\.tfrecord): ([\d ]+)', line) for line in lines]
+    records = [{(file, n) for file, numbers in replica for n in numbers.split()} for replica in fed]
+    assert len(records) == 4 and all(len(r) == 2 for r in records)
+    assert len(set.union(*records)) == 8
+
+
+@pytest.mark.parametrize(
+    'words, said',
+    [
+        (overrides(train__global_batch_size=9, devices__replicas=2), 'does not divide over 2 replicas: take 8 or 10'),
+        (overrides(train__microbatches=3), 'train.global_batch_size=8 does not divide over 1 replicas x 3 microbatches'),
+        (overrides(data__train='nope*'), 'data.train=nope*: no file matches'),
+        (overrides(data__logical_shards=3), 'data.logical_shards=3 must divide'),
+        (overrides(data__shard_by='file', data__logical_shards=8), 'data.shard_by=file: 4 files cannot be shared'),
+        (overrides(devices__all_reduce='nccl', devices__replicas=2), 'devices.all_reduce=nccl needs GPUs'),
+        (overrides(devices__strategy='one', devices__replicas=2), 'devices.strategy=one has 1 replica'),
+        (overrides(model__heads=3), 'model.heads=3 does not divide model.width=16'),
+        (overrides(devices__replicas=8), 'TensorFlow has run something before the devices were made'),
+    ],
+)  # fmt: skip
+def test_what_could_not_start_is_refused_by_a_dry_run_in_one_line(flags, tmp_path, capsys, words, said):
+    assert door(*flags, *words, f'--workdir={tmp_path}', '--dry_run') == 2
+    error = capsys.readouterr().err.strip()
+    assert said in error and error.startswith('error: ') and '\n' not in error
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_checkpoint_of_another_model_is_refused_by_name(flags, tmp_path, capsys):
+    words = [*flags, f'--workdir={tmp_path}']
+    assert door(*words, '--config.train.steps=1') == 0
+    config = Workdir(tmp_path).config
+    config['model']['layers'] = 2
+    (tmp_path / 'config.json').write_text(json.dumps(config))
+    assert door(*words, '--config.train.steps=2', '--config.model.layers=2') == 2
+    assert 'ckpt-1 does not fit this experiment' in capsys.readouterr().err
+
+
+def test_a_config_that_is_no_json_is_refused(flags, tmp_path, capsys):
+    (tmp_path / 'config.json').write_text('{"train": ')
+    assert door(*flags, f'--workdir={tmp_path}') == 2
+    assert 'config.json is not JSON' in capsys.readouterr().err
+
+
+def test_next_sentence_off_trains_without_a_warning(flags, tmp_path):  # C55
+    words = overrides(train__steps=2, model__next_sentence='false', devices__replicas=2)
+    result = in_a_process(*flags, *words, f'--workdir={tmp_path}')
+    assert result.returncode == 0
+    assert result.stderr == ''
+    assert 'next_sentence_loss' not in Workdir(tmp_path).lines('eval')[-1]
+
+
+def test_bfloat16_trains_with_float32_weights(flags, tmp_path):
+    assert door(*flags, *overrides(train__steps=3, train__precision='bfloat16'), f'--workdir={tmp_path}') == 0
+    assert {value.dtype for value in Workdir(tmp_path).weights.values()} == {np.dtype('float32')}
+
+
+def test_the_door_in_a_fresh_process_is_quiet_and_verbosity_brings_the_chatter_back(flags, tmp_path):
+    words = [*flags, *overrides(train__steps=2, devices__replicas=4)]
+    quiet = in_a_process(*words, f'--workdir={tmp_path / "quiet"}')
+    assert quiet.returncode == 0 and quiet.stderr == ''
+    assert '4 replicas (MirroredStrategy) on CPU:0, CPU:1, CPU:2, CPU:3' in quiet.stdout
+    assert re.search(r'^step 2/2  loss \d+\.\d+  \d+\.\d examples/s$', quiet.stdout, re.MULTILINE)
+    loud = in_a_process(*words, '--verbosity=0', f'--workdir={tmp_path / "loud"}')
+    assert 'training until step 2' in loud.stderr
+
+
+def test_a_mistake_in_a_fresh_process_ends_with_exit_2_and_one_line(tmp_path):
+    result = in_a_process('--experiment=bert_mml')
+    assert result.returncode == 2
+    assert result.stderr == 'error: --experiment=bert_mml: did you mean bert_mlm?\n'
+
+
+def test_a_users_file_that_makes_a_tensor_at_import_is_told_so_when_devices_are_needed(tmp_path):  # C33
+    path = tmp_path / 'eager.py'
+    path.write_text(
+        'import tensorflow as tf\nfrom ctl.config import base_config\nx = tf.zeros([2])\n\n\n'
+        'def get_config():\n    return base_config()\n\n\ndef make_experiment(config):\n    pass\n'
+    )
+    result = in_a_process(f'--experiment={path}', '--config.devices.replicas=2')
+    assert result.returncode == 2
+    assert 'TensorFlow has run something before the devices were made' in result.stderr
+    assert result.stderr.count('\n') == 1
+
+
+def test_help_agrees_with_the_exit_code_and_goes_to_standard_output():
+    result = in_a_process('--help')
+    assert result.returncode == 0 and result.stderr == ''
+    assert result.stdout.startswith('usage: python -m ctl.train --experiment=NAME')
+
+
+def test_ctl_imports_nothing_of_the_estimator():  # C41
+    for path in (ROOT / 'ctl').rglob('*.py'):
+        assert not re.search(r'tf\.(estimator|contrib)|tensorflow_estimator', path.read_text()), path

@@ -1,0 +1,37 @@
+"""Invariants 2 and 5: the same update, and the same evaluation, on any number of replicas and microbatches."""
+
+import pytest
+
+from tests.runs import Workdir, door, overrides, relative_difference, write_data
+
+# One worker process for each optimizer: its runs share the run on one replica.
+OPTIMIZERS = [pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in ('adamw', 'lamb', 'sgd', 'adam')]
+
+
+@pytest.fixture(scope='module', params=OPTIMIZERS)
+def one_replica(request, tmp_path_factory):
+    folder = tmp_path_factory.mktemp(request.param)
+    flags = write_data(folder) + overrides(optimizer__name=request.param, train__steps=20)
+    assert door(*flags, f'--workdir={folder / "one"}') == 0
+    return flags, Workdir(folder / 'one')
+
+
+@pytest.mark.parametrize(
+    'replicas, microbatches, more',
+    [
+        (2, 1, {}),
+        (4, 1, {'devices__input_pipelines': 'per_replica'}),
+        (1, 2, {}),
+        (2, 2, {'devices__all_reduce': 'hierarchical'}),
+    ],
+)
+def test_replicas_and_microbatches_make_the_update_of_one_replica(one_replica, tmp_path, replicas, microbatches, more):
+    flags, expected = one_replica
+    topology = overrides(devices__replicas=replicas, train__microbatches=microbatches, **more)
+    assert door(*flags, *topology, f'--workdir={tmp_path}') == 0
+    found = Workdir(tmp_path)
+    assert relative_difference(expected.weights, found.weights) <= 1e-5
+    for a, b in zip(expected.lines('train'), found.lines('train'), strict=True):
+        assert b['loss'] == pytest.approx(a['loss'], rel=1e-5)
+        assert b['examples'] == a['examples'] == 8 * a['step']
+    assert found.lines('eval')[-1]['loss'] == pytest.approx(expected.lines('eval')[-1]['loss'], rel=1e-5)

@@ -1,0 +1,160 @@
+"""The sharding arithmetic: for any files, batch, replicas and seed."""
+
+import numpy as np
+import pytest
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+
+from ctl.data import shards
+from ctl.errors import UserError
+
+counts_of_files = st.lists(st.integers(1, 60), min_size=1, max_size=12).map(lambda c: np.array(c, np.int64))
+
+
+@st.composite
+def layouts(draw, shuffled=True):
+    """A layout that `choose_shards` allows, and the replicas it was chosen for."""
+    counts = draw(counts_of_files)
+    replicas = draw(st.sampled_from([1, 2, 3, 4]))
+    global_batch_size = replicas * draw(st.integers(1, 8))
+    shard_by = draw(st.sampled_from(['auto', 'file', 'record']))
+    try:
+        number, by, _ = shards.choose_shards(counts, global_batch_size, replicas, 0, shard_by)
+    except UserError:
+        assume(False)
+    seed = draw(st.integers(0, 2**31 - 1)) if shuffled else None
+    block, window = draw(st.integers(1, 9)), draw(st.integers(1, 40))
+    return shards.Layout(counts, global_batch_size, number, by, seed, block, window), replicas
+
+
+@given(layouts(), st.integers(0, 3))
+def test_every_epoch_of_the_shards_together_is_every_record_once(drawn, epoch):
+    layout, _ = drawn
+    read = [shard.take(epoch * shard.records, shard.records) for shard in layout.shards]
+    assert np.array_equal(np.sort(np.concatenate(read)), np.arange(layout.counts.sum()))
+
+
+@given(layouts())
+def test_pipelines_partition_the_shards_for_every_number_of_pipelines_that_divides_them(drawn):
+    layout, replicas = drawn
+    for pipelines in (n for n in range(1, layout.logical_shards + 1) if layout.logical_shards % n == 0):
+        carried = [s.number for p in range(pipelines) for s in layout.pipeline_shards(p, pipelines)]
+        assert sorted(carried) == list(range(layout.logical_shards))
+
+
+@given(layouts())
+def test_pipeline_p_of_n_reads_exactly_files_p_n(drawn):
+    layout, replicas = drawn
+    assume(layout.shard_by == 'file')
+    file_of = np.repeat(np.arange(len(layout.counts)), layout.counts)
+    for pipeline in range(replicas):
+        mine = layout.pipeline_shards(pipeline, replicas)
+        read = {int(f) for shard in mine for f in file_of[shard.take(0, shard.records)]}
+        assert read == set(range(len(layout.counts))[pipeline::replicas])
+
+
+@given(layouts(), st.integers(0, 200))
+def test_any_position_is_found_without_reading_what_comes_before(drawn, position):
+    layout, _ = drawn
+    shard = layout.shards[-1]
+    assert np.array_equal(shard.take(position, 12), shard.take(0, position + 12)[position:])
+
+
+@given(layouts(), st.integers(0, 10**9))
+def test_a_global_batch_is_the_same_on_any_replicas_and_pipelines(drawn, step):
+    layout, _ = drawn
+    divisors = [n for n in range(1, layout.logical_shards + 1) if layout.logical_shards % n == 0]
+    expected = np.sort(layout.replica_records(step, 1, 1)[0])
+    for replicas in divisors:
+        for pipelines in (n for n in divisors if replicas % n == 0):
+            fed = layout.replica_records(step, replicas, pipelines)
+            assert [len(records) for records in fed] == [layout.global_batch_size // replicas] * replicas
+            assert np.array_equal(np.sort(np.concatenate(fed)), expected)
+
+
+@given(layouts(shuffled=False))
+def test_without_a_seed_records_come_in_the_order_of_the_files(drawn):
+    layout, _ = drawn
+    for shard in layout.shards:
+        read = shard.take(0, shard.records)
+        assert np.array_equal(read, np.sort(read))
+
+
+@given(layouts())
+def test_blocks_never_cross_files_and_windows_hold_what_they_may(drawn):
+    layout, _ = drawn
+    file_of = np.repeat(np.arange(len(layout.counts)), layout.counts)
+    for shard in layout.shards:
+        assert np.array_equal(file_of[shard.starts], file_of[shard.starts + shard.counts - 1])
+        assert shard.counts.max() <= layout.block_records
+        for w in range(shard.windows):
+            assert len(shard.window(w).order) <= max(layout.window_records, layout.block_records)
+
+
+@given(
+    counts_of_files,
+    st.integers(1, 40),
+    st.integers(1, 5),
+    st.integers(0, 70),
+    st.sampled_from(['auto', 'file', 'record']),
+)
+@settings(max_examples=300)
+def test_chosen_shards_divide_the_batch_over_the_replicas_or_the_error_names_values_that_work(
+    counts, per_replica, replicas, wanted, shard_by
+):
+    batch = per_replica * replicas
+    try:
+        number, by, why = shards.choose_shards(counts, batch, replicas, wanted, shard_by)
+    except UserError as error:
+        if 'data.logical_shards=' in str(error) and 'must divide' in str(error):
+            for near in map(int, str(error).rpartition('take ')[2].rstrip('.').split(' or ')):
+                assert batch % near == 0 and near % replicas == 0
+        else:
+            assert 'take ' in str(error) or 'use fewer replicas' in str(error)
+        return
+    assert batch % number == 0 and number % replicas == 0
+    assert number == wanted or not wanted
+    assert (by == shard_by or shard_by == 'auto') and why
+    if by == 'file':
+        assert number <= len(counts)
+        assert shard_by == 'file' or shards.imbalance(counts, number) <= shards.MOST_IMBALANCE
+    else:
+        layout = shards.Layout(counts, batch, number, by, 0, 128, 1024)
+        shares = [shard.records for shard in layout.shards]
+        assert max(shares) - min(shares) <= 1
+
+
+@given(st.integers(1, 400), st.integers(1, 8), st.integers(1, 4))
+def test_a_batch_that_does_not_divide_is_refused_with_the_nearest_that_do(batch, replicas, microbatches):
+    unit = replicas * microbatches
+    if batch % unit == 0:
+        shards.check_batch(batch, replicas, microbatches)
+        return
+    with pytest.raises(UserError, match=f'global_batch_size={batch} ') as caught:
+        shards.check_batch(batch, replicas, microbatches)
+    offered = [int(size) for size in str(caught.value).rpartition('take ')[2].rstrip('.').split(' or ')]
+    assert offered == [s for s in (batch - batch % unit, batch - batch % unit + unit) if s]
+
+
+def test_a_batch_of_32_on_3_replicas_is_refused_with_30_or_33():  # C18
+    with pytest.raises(UserError, match='train.global_batch_size=32 does not divide over 3 replicas: take 30 or 33'):
+        shards.check_batch(32, 3, 1)
+
+
+@given(st.integers(1, 300), st.integers(0, 2**31), st.integers(0, 10))
+def test_a_permutation_is_one_and_follows_from_its_key(n, seed, epoch):
+    drawn = shards.permutation(n, seed, epoch)
+    assert np.array_equal(np.sort(drawn), np.arange(n))
+    assert np.array_equal(drawn, shards.permutation(n, seed, epoch))
+
+
+def test_permutations_are_pinned_so_that_no_release_changes_the_order_of_a_run():
+    assert shards.permutation(8, 7, 0, 1).tolist() == [2, 5, 0, 1, 6, 3, 4, 7]
+
+
+def test_over_many_keys_every_place_of_a_permutation_is_uniform():
+    n, draws = 10, 5000
+    places = np.array([shards.permutation(n, key) for key in range(draws)])
+    observed = np.array([[np.sum(places[:, place] == value) for value in range(n)] for place in range(n)])
+    chi_square = np.sum((observed - draws / n) ** 2 / (draws / n))
+    assert chi_square < 113.5  # 1 % point for (10 - 1)^2 = 81 degrees of freedom
