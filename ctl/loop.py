@@ -46,6 +46,7 @@ def run(
     console = reporting.make_console()
     strategy = devices.make_strategy(config.devices)  # before any other TensorFlow object
     devices.set_precision(config.train.precision)
+    keras.utils.clear_session()  # layers without a name get the same one in every process
     keras.utils.set_random_seed(config.train.seed)
 
     default_data = _default_data(name, module, config, console)
@@ -77,7 +78,7 @@ def run(
             communication=devices.communication_options(config.devices.all_reduce),
         )
         checkpoints = Checkpoints(
-            workdir / 'checkpoints', config.checkpoint.keep, trainer.step, experiment.models, optimizers, trainer.sums
+            workdir / 'checkpoints', config.checkpoint.keep, trainer.step, experiment, optimizers, trainer.sums
         )
         step = checkpoints.restore()
 

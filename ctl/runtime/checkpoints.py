@@ -3,12 +3,13 @@
 import os
 import pathlib
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import keras
 import tensorflow as tf
 
 from ctl.errors import UserError
+from ctl.experiment import Experiment
 
 
 class Checkpoints:
@@ -19,17 +20,27 @@ class Checkpoints:
         folder: pathlib.Path,
         keep: int,
         step: tf.Variable,
-        models: Mapping[str, keras.Model],
+        experiment: Experiment,
         optimizers: Mapping[str, keras.optimizers.Optimizer],
         sums: Mapping[str, tf.Variable],
     ):
-        """`keep` newest are kept; the rest is all that a step changes: weights, slots, the step, the reports' sums."""
+        """`keep` newest are kept; the rest is all that a step changes: weights, slots, the step, the reports' sums.
+
+        Raises:
+          UserError: when an objective trains a weight that is in none of the experiment's models.
+        """
         self._step = step
+        saved = {id(v) for model in experiment.models.values() for v in model.variables}
+        for objective in experiment.objectives:
+            lost = [v.path for v in objective.variables if id(v) not in saved]
+            if lost:
+                raise UserError(
+                    f'objective {objective.name}: {", ".join(lost)} would not be saved; add its model to the models.'
+                )
         checkpoint = tf.train.Checkpoint(
             step=step,
-            models=dict(models),
-            # The slots alone, in the order the optimizer made them: it tracks the weights as well, and would name them.
-            optimizers={name: [v.value for v in optimizer.variables] for name, optimizer in optimizers.items()},
+            models={name: _by_path(model.variables) for name, model in experiment.models.items()},
+            optimizers={name: _by_path(optimizer.variables) for name, optimizer in optimizers.items()},
             sums=dict(sums),
         )
         self._manager = tf.train.CheckpointManager(checkpoint, str(folder), max_to_keep=keep, checkpoint_name='ckpt')
@@ -66,6 +77,24 @@ class Checkpoints:
     def save(self) -> str:
         """Writes a checkpoint of the current step and returns its path."""
         return self._manager.save(checkpoint_number=int(self._step.numpy()))
+
+
+def _by_path(variables: Sequence[keras.Variable]) -> dict:
+    """Variables as nested dicts by the parts of their paths, less the first, which names the model or optimizer.
+
+    tf.train.Checkpoint does not follow the lists of layers in a Keras 3 model: handed the model itself, it would leave
+    their weights out, and say nothing when it restores.
+    """
+    tree: dict = {}
+    for variable in variables:
+        *folders, name = variable.path.split('/')[1:] or [variable.path]
+        node = tree
+        for folder in folders:
+            node = node.setdefault(folder, {})
+        if name in node:
+            raise UserError(f'two weights are called {variable.path}: give the layers names of their own.')
+        node[name] = variable.value
+    return tree
 
 
 def _first_line(error: Exception) -> str:
