@@ -7,6 +7,8 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 
+from ctl.errors import UserError
+
 
 def cache_folder() -> pathlib.Path:
     """$XDG_CACHE_HOME/ctl, or ~/.cache/ctl. It may be deleted at any time between runs."""
@@ -19,9 +21,17 @@ def appears_whole(path: pathlib.Path) -> Iterator[pathlib.Path]:
     """Gives a temporary name beside `path` to write a file or make a folder under, and renames it when all went well.
 
     Whoever is killed in between leaves nothing at `path`. Where another process was first, its folder stays.
+
+    Raises:
+      UserError: when the folder of `path` cannot be written.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    scratch = pathlib.Path(tempfile.mkdtemp(prefix=f'.{path.name}-', dir=path.parent))
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        scratch = pathlib.Path(tempfile.mkdtemp(prefix=f'.{path.name}-', dir=path.parent))
+    except OSError as error:
+        raise UserError(
+            f'{path.parent} cannot be written ({error.strerror}): set XDG_CACHE_HOME to a folder that can.'
+        ) from None
     try:
         yield scratch / path.name
         try:

@@ -25,11 +25,11 @@ from tools import make_bert_records
 
 def get_config() -> ml_collections.ConfigDict:
     config = base_config(
-        train=dict(steps=600, global_batch_size=64),
-        optimizer=dict(name='adamw', learning_rate=2e-3, warmup_steps=60, weight_decay=0.01, clip_norm=1.0),
-        eval=dict(every=200),
-        checkpoint=dict(every=200),
-        log=dict(every=20),
+        train=dict(steps=700, global_batch_size=64),
+        optimizer=dict(name='adamw', learning_rate=2e-3, warmup_steps=70, weight_decay=0.01, clip_norm=1.0),
+        eval=dict(every=350),
+        checkpoint=dict(every=350),
+        log=dict(every=50),
     )
     add_settings(
         config,

@@ -269,3 +269,19 @@ def test_help_agrees_with_the_exit_code_and_goes_to_standard_output():
 def test_ctl_imports_nothing_of_the_estimator():  # C41
     for path in (ROOT / 'ctl').rglob('*.py'):
         assert not re.search(r'tf\.(estimator|contrib)|tensorflow_estimator', path.read_text()), path
+
+
+@pytest.mark.parametrize('what', ['a file', 'below a file'])
+def test_a_workdir_that_cannot_be_one_is_refused(flags, tmp_path, capsys, what):
+    (tmp_path / 'file').write_text('not a folder')
+    workdir = tmp_path / 'file' if what == 'a file' else tmp_path / 'file' / 'run'
+    assert door(*flags, '--config.train.steps=1', f'--workdir={workdir}') == 2
+    error = capsys.readouterr().err.strip()
+    assert str(workdir) in error and '\n' not in error
+
+
+def test_a_cache_that_cannot_be_written_is_refused(flags, tmp_path, monkeypatch, capsys):
+    (tmp_path / 'file').write_text('not a folder')
+    monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path / 'file'))
+    assert door(*flags, '--dry_run', f'--workdir={tmp_path / "run"}') == 2
+    assert 'set XDG_CACHE_HOME to a folder that can' in capsys.readouterr().err

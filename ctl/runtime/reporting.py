@@ -38,6 +38,7 @@ class Progress:
                 rich.progress.TextColumn('step {task.completed:.0f}/{task.total:.0f}'),
                 rich.progress.BarColumn(),
                 rich.progress.TextColumn('{task.fields[text]}'),
+                rich.progress.TextColumn('ETA'),
                 rich.progress.TimeRemainingColumn(),
                 console=console,
             )

@@ -50,7 +50,7 @@ class MetricsFile:
 def _step(line: str) -> float:
     try:
         return json.loads(line)['step']
-    except ValueError:  # cut off by a kill
+    except (ValueError, TypeError, KeyError):  # cut off by a kill
         return float('inf')
 
 
