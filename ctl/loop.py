@@ -15,7 +15,7 @@ from ctl.data import pipeline, records, shards
 from ctl.data.index import Index, find_files, load_index
 from ctl.errors import UserError
 from ctl.experiment import DefaultData
-from ctl.optimizers import make_optimizer, make_schedule
+from ctl.optimizers import make_optimizer
 from ctl.runtime import devices, plan, reporting
 from ctl.runtime import workdir as workdir_lib
 from ctl.runtime.actions import Calendar, Evaluate, Report, Save
@@ -56,18 +56,9 @@ def run(
     with strategy.scope():
         experiment = module.make_experiment(config)
         optimizers = {
-            objective.name: make_optimizer(
-                objective.optimizer, config.train.steps * objective.updates, objective.variables
-            )
-            for objective in experiment.objectives
+            each.name: make_optimizer(each.optimizer, config.train.steps * each.updates, each.variables)
+            for each in experiment.objectives
         }
-    source, eval_source = (
-        pipeline.Source(
-            index, experiment.features, records.check_records(index, experiment.features), experiment.prepare
-        )
-        for index in (data.train, data.evaluation)
-    )
-    with strategy.scope():
         trainer = Trainer(
             strategy,
             experiment.objectives,
@@ -77,9 +68,16 @@ def run(
             report_every=config.log.every,
             communication=devices.communication_options(config.devices.all_reduce),
         )
-        checkpoints = Checkpoints(
-            workdir / 'checkpoints', config.checkpoint.keep, trainer.step, experiment, optimizers, trainer.sums
+    source, eval_source = (
+        pipeline.Source(
+            index, experiment.features, records.check_records(index, experiment.features), experiment.prepare
         )
+        for index in (data.train, data.evaluation)
+    )
+    checkpoints = Checkpoints(
+        workdir / 'checkpoints', config.checkpoint.keep, trainer.step, experiment, optimizers, trainer.sums
+    )
+    with strategy.scope():
         step = checkpoints.restore()
 
     plan.print_plan(
@@ -103,53 +101,56 @@ def run(
         return
 
     workdir_lib.write_config(workdir, config_lib.to_json(config))
-    batch_size, per_replica = config.train.global_batch_size, data.pipelines > 1
+    train_fn = pipeline.make_train_dataset_fn(source, data.layout, step)
+    eval_fn = pipeline.make_eval_dataset_fn(eval_source, config.train.global_batch_size, data.eval_records)
     # Only now is it known which step comes next: a distributed iterator cannot be restored, but it can start anywhere.
-    trainer.train_dataset = pipeline.distribute(
-        strategy, pipeline.make_train_dataset_fn(source, data.layout, step), per_replica
-    )
-    evaluator = Evaluator(
-        strategy,
-        experiment.objectives,
-        pipeline.distribute(
-            strategy, pipeline.make_eval_dataset_fn(eval_source, batch_size, data.eval_records), per_replica
-        ),
-    )
-    calendar = Calendar.of(config)
-    metrics = workdir_lib.MetricsFile(workdir, step)
-    with reporting.Progress(console, config.train.steps, step) as progress:
-        evaluate = Evaluate(
-            calendar,
-            metrics,
-            progress,
-            trainer.step,
-            batches=pipeline.eval_steps(data.eval_records, batch_size, data.pipelines),
-        )
-        learning_rate = make_schedule(experiment.objectives[0].optimizer, config.train.steps)
+    trainer.train_dataset = pipeline.distribute(strategy, train_fn, per_replica=data.pipelines > 1)
+    eval_dataset = pipeline.distribute(strategy, eval_fn, per_replica=data.pipelines > 1)
+    evaluator = Evaluator(strategy, experiment.objectives, eval_dataset)
+    try:
+        newest = _train(config, workdir, console, data, trainer, evaluator, checkpoints)
+    except tf.errors.OpError as error:
+        for failed in (source, eval_source):
+            records.explain(error, failed.index, failed.features, failed.names)
+        raise
+    references = data.default.references if data.default else {}
+    reporting.print_summary(console, workdir, checkpoints.newest, newest, references)
+
+
+def _train(
+    config: ml_collections.ConfigDict,
+    workdir: pathlib.Path,
+    console: rich.console.Console,
+    data: 'Data',
+    trainer: Trainer,
+    evaluator: Evaluator,
+    checkpoints: Checkpoints,
+) -> dict[str, float]:
+    """Orbit's outer loop, from the trainer's step to the last, and what happens between steps; the last evaluation."""
+    calendar, step = Calendar.of(config), trainer.step
+    batch_size = config.train.global_batch_size
+    eval_steps = pipeline.eval_steps(data.eval_records, batch_size, data.pipelines)
+    metrics = workdir_lib.MetricsFile(workdir, int(step.numpy()))
+    with reporting.Progress(console, config.train.steps, int(step.numpy())) as progress:
+        evaluate = Evaluate(calendar, metrics, progress, step, eval_steps)
         controller = orbit.Controller(
-            global_step=trainer.step,
+            global_step=step,
             trainer=trainer,
             evaluator=evaluator,
-            strategy=strategy,
+            strategy=trainer.strategy,
             steps_per_loop=calendar.loop,
             train_actions=[
-                Report(metrics, progress, trainer.step, batch_size, learning_rate),
+                Report(metrics, progress, step, batch_size),
                 evaluate,
-                Save(calendar, checkpoints, trainer.step),
+                Save(calendar, checkpoints, step),
             ],
             summary_dir=str(workdir / 'tensorboard' / 'train'),
             eval_summary_dir=str(workdir / 'tensorboard' / 'eval'),
             summary_interval=config.log.every,
         )
         evaluate.controller = controller
-        try:
-            controller.train(config.train.steps)
-        except tf.errors.OpError as error:
-            for failed in (source, eval_source):
-                records.explain(error, failed.index, failed.features, failed.names)
-            raise
-    references = data.default.references if data.default else {}
-    reporting.print_summary(console, workdir, checkpoints.newest, evaluate.newest, references)
+        controller.train(config.train.steps)
+    return evaluate.newest
 
 
 @dataclasses.dataclass(frozen=True)

@@ -67,11 +67,6 @@ def decays(variable: keras.Variable) -> bool:
     return len(variable.shape) > 1
 
 
-def make_schedule(section: ml_collections.ConfigDict, steps: int) -> Schedule:
-    """The schedule of a config section over a run of `steps` updates."""
-    return Schedule(section.learning_rate, steps, section.warmup_steps, section.schedule)
-
-
 def make_optimizer(
     section: ml_collections.ConfigDict, steps: int, variables: Sequence[keras.Variable]
 ) -> keras.optimizers.Optimizer:
@@ -85,7 +80,7 @@ def make_optimizer(
       steps: updates in the whole run, for the schedule.
       variables: what it will update.
     """
-    schedule = make_schedule(section, steps)
+    schedule = Schedule(section.learning_rate, steps, section.warmup_steps, section.schedule)
     decay = section.weight_decay or None
     if section.name == 'adamw':
         optimizer = AdamW(schedule, weight_decay=section.weight_decay, epsilon=1e-6)

@@ -126,12 +126,12 @@ class Trainer(orbit.StandardTrainer):
         """`optimizers` by objective name, the rest as in the config. In strategy.scope(); set `train_dataset` later."""
         super().__init__(train_dataset=None)
         self.step = orbit.utils.create_global_step()
-        self.sums = {name: tf.Variable(0.0, dtype=tf.float64, trainable=False, name=name) for name in ('steps', 'loss')}
-        for objective in objectives:
-            for name in _names(objective, objectives):
-                self.sums[name] = tf.Variable(0.0, dtype=tf.float64, trainable=False, name=name)
+        self.strategy, self._objectives, self._optimizers = strategy, tuple(objectives), dict(optimizers)
+        names = ['steps', 'loss', *(name for objective in objectives for name in self._names(objective))]
+        self.sums = {
+            name: tf.Variable(0.0, dtype=tf.float64, trainable=False, name=name) for name in dict.fromkeys(names)
+        }
         self.seconds = 0.0
-        self._strategy, self._objectives, self._optimizers = strategy, tuple(objectives), dict(optimizers)
         self._seed, self._microbatches, self._report_every = seed, microbatches, report_every
         self._communication = communication
 
@@ -140,29 +140,34 @@ class Trainer(orbit.StandardTrainer):
 
     def train_step(self, iterator):
         """One step, in cross-replica context, traced once."""
-        results = self._strategy.run(self._replica_step, args=(next(iterator), self.step))
+        results = self.strategy.run(self._replica_step, args=(next(iterator), self.step))
         for name, value in results.items():
             # Reduced already: every replica has the same.
-            same = self._strategy.experimental_local_results(value)[0]
+            same = self.strategy.experimental_local_results(value)[0]
             self.sums[name].assign_add(tf.cast(same, tf.float64))
         self.sums['steps'].assign_add(1.0)
         self.step.assign_add(1)
 
     def _replica_step(self, batch: Batch, step: tf.Tensor) -> dict[str, tf.Tensor]:
         replica = tf.distribute.get_replica_context().replica_id_in_sync_group
-        results = {'loss': 0.0}
+        results, loss = {}, 0.0
         for number, objective in enumerate(self._objectives):
-            value_name, norm_name = _names(objective, self._objectives)
+            value_name, norm_name, rate_name = self._names(objective)
+            optimizer = self._optimizers[objective.name]
             for i in range(objective.updates):
+                results[rate_name] = optimizer.learning_rate
                 seed = fold(tf.constant([self._seed, number]), step, i, replica)
-                optimizer = self._optimizers[objective.name]
                 results[value_name], results[norm_name] = update(
                     objective, optimizer, batch, seed, self._microbatches, self._communication
                 )
-            results['loss'] += results[value_name]
+            loss += results[value_name]
+        return {**results, 'loss': loss}
+
+    def _names(self, objective: Objective) -> tuple[str, str, str]:
+        """What an objective, its gradient norm and its learning rate are called; a single objective is the loss."""
         if len(self._objectives) == 1:
-            del results[value_name]  # it is the loss
-        return results
+            return 'loss', 'gradient_norm', 'learning_rate'
+        return tuple(f'{objective.name}_{what}' for what in ('objective', 'gradient_norm', 'learning_rate'))
 
     def train_loop_end(self) -> dict[str, float]:
         """Means since the last report, when one is due; otherwise nothing.
@@ -190,12 +195,6 @@ class Trainer(orbit.StandardTrainer):
         return report
 
 
-def _names(objective: Objective, objectives: Sequence[Objective]) -> tuple[str, str]:
-    """What an objective's value and gradient norm are called in reports."""
-    prefix = '' if len(objectives) == 1 else f'{objective.name}_'
-    return f'{prefix}objective', f'{prefix}gradient_norm'
-
-
 class Evaluator(orbit.StandardEvaluator):
     """Evaluates every loss and metric of the objectives over a finite dataset: global sum over global weight."""
 
@@ -215,6 +214,9 @@ class Evaluator(orbit.StandardEvaluator):
             losses, metrics = {}, {}
             for objective in self._objectives:
                 more_losses, more_metrics = _checked_losses(objective, batch, None)
+                twice = (losses.keys() | metrics.keys()) & (more_losses.keys() | more_metrics.keys())
+                if twice:
+                    raise UserError(f'objective {objective.name}: another objective has {", ".join(twice)}; rename it.')
                 losses.update(more_losses)
                 metrics.update(more_metrics)
             self._losses, self._metrics = list(losses), list(metrics)

@@ -35,7 +35,8 @@ def make_experiment(config):
     if config.model.unused:
         variables += models['two'].trainable_variables
 
-    def squared_error(model):
+    def squared_error(name):
+        model = models[name]
         def losses_of(batch, seed):
             traces.append(seed)
             x = tf.cast(batch['input_ids'][:, :1], tf.float32) / 60
@@ -45,14 +46,14 @@ def make_experiment(config):
             return {returned}, dict()
         return losses_of
 
-    objectives = [Objective('first', variables, squared_error(models['one']), config.optimizer, updates={updates})]
+    objectives = [Objective('first', variables, squared_error('one'), config.optimizer, updates={updates})]
     if {objectives} == 2:
         objectives.append(Objective(
-            'second', models['two'].trainable_variables, squared_error(models['two']), config.optimizer))
+            'second', models['two'].trainable_variables, squared_error('two'), config.optimizer))
     return Experiment(
         features=dict(input_ids=Feature((16,)), masked_lm_ids=Feature((5,))), models=models, objectives=objectives)
 '''
-PAIR = "dict(error=losses.weighted_sum(each, batch['example_weight']))"
+PAIR = "{name + '_error': losses.weighted_sum(each, batch['example_weight'])}"
 
 
 def write_experiment(folder, returned=PAIR, summary='pass', objectives=1, updates=1):

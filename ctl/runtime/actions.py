@@ -6,7 +6,6 @@ report and the evaluation of step k are written.
 
 import dataclasses
 import math
-from collections.abc import Callable
 
 import ml_collections
 import orbit
@@ -56,19 +55,14 @@ class Calendar:
 class Report:
     """Writes the means since the last report to metrics.jsonl and shows them, when the trainer has any."""
 
-    def __init__(
-        self, metrics: MetricsFile, progress: Progress, step: tf.Variable, examples: int, learning_rate: Callable
-    ):
-        """`examples` in a global batch; `learning_rate(step)` of the step before the report."""
-        self._metrics, self._progress, self._step = metrics, progress, step
-        self._examples, self._learning_rate = examples, learning_rate
+    def __init__(self, metrics: MetricsFile, progress: Progress, step: tf.Variable, examples: int):
+        """`examples` in a global batch."""
+        self._metrics, self._progress, self._step, self._examples = metrics, progress, step, examples
 
     def __call__(self, output: dict) -> None:
         step = int(self._step.numpy())
         if output:
-            rate = output.pop('steps') * self._examples / output.pop('seconds')
-            output['examples_per_second'] = rate
-            output['learning_rate'] = float(self._learning_rate(step - 1))
+            output['examples_per_second'] = output.pop('steps') * self._examples / output.pop('seconds')
             self._metrics.append(step=step, kind='train', **output, examples=step * self._examples)
         self._progress.train(step, output)
 
