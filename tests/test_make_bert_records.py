@@ -1,5 +1,12 @@
 """Records from text: what is masked, which pairs are labelled, and that default data appears whole or not at all."""
 
+import glob
+import os
+import pathlib
+import re
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -7,7 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ctl import cache
+from tests.runs import Workdir, door
 from tools import make_bert_records as maker
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
 
 token_documents = st.lists(
     st.lists(st.lists(st.integers(5, 99), min_size=1, max_size=20), min_size=1, max_size=6), min_size=1, max_size=5
@@ -82,3 +92,68 @@ def test_two_makers_at_once_leave_one_whole_folder(tmp_path):
             (second / 'who').write_text('second')
     assert [p.name for p in tmp_path.iterdir()] == ['data']
     assert (tmp_path / 'data' / 'who').read_text() == 'second'
+
+
+def make(tmp_path, text, *words):
+    (tmp_path / 'text.txt').write_text(text)
+    return subprocess.run(
+        [sys.executable, '-m', 'tools.make_bert_records', f'--output={tmp_path / "records"}', *words],
+        cwd=ROOT,
+        env={**os.environ, 'TF_CPP_MIN_LOG_LEVEL': '3'},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+
+
+def test_records_made_from_text_by_the_command_train_with_the_command_it_prints(tmp_path):
+    text = '\n\n'.join(f'The house number {i} is red.\nThe door of house {i} is blue.' for i in range(100))
+    made = make(
+        tmp_path, text, f'--text={tmp_path}/*.txt', '--vocab_size=200', '--max_length=24', '--max_predictions=2'
+    )
+    assert made.returncode == 0, made.stderr
+    assert 'warning: --max_predictions=2 cuts off masking: full records want 4' in made.stdout  # C50
+    command = made.stdout.splitlines()[-1].removeprefix('python -m ctl.train ').split()
+    assert door(*command, '--config.train.steps=2', '--config.model.layers=1', f'--workdir={tmp_path / "run"}') == 0
+
+
+def test_text_with_a_blank_line_between_all_sentences_is_warned_about(tmp_path):  # C48
+    made = make(
+        tmp_path, '\n\n'.join(f'Sentence {i}.' for i in range(40)), f'--text={tmp_path}/*.txt', '--vocab_size=99'
+    )
+    assert 'warning: most documents are one sentence' in made.stdout
+
+
+@pytest.mark.parametrize(
+    'words, said',
+    [(['--text=nope*'], '--text=nope*: no file matches'), (['--text={}/*.txt'], '1 documents are too few')],
+)
+def test_text_that_cannot_be_used_is_refused_in_one_line(tmp_path, words, said):
+    made = make(tmp_path, 'One sentence.', *[word.format(tmp_path) for word in words])
+    assert made.returncode == 2 and made.stderr.startswith('error: ') and said in made.stderr
+    assert made.stderr.count('\n') == 1
+    assert not (tmp_path / 'records').exists()
+
+
+def test_without_data_the_experiment_trains_on_docstrings_and_says_what_to_beat(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(maker, 'MOST_CHARACTERS', 150_000)
+    words = [
+        '--experiment=bert_mlm',
+        '--config.train.steps=2',
+        '--config.model.layers=1',
+        '--config.model.vocab_size=500',
+    ]
+    assert door(*words, f'--workdir={tmp_path / "one"}') == 0
+    out = capsys.readouterr().out
+    assert out.startswith('Making training data from the docstrings of keras ')
+    assert re.search(
+        r'masked_lm_loss +\d\.\d+ +\(always predicting the unigram distribution of the training tokens: \d', out
+    )
+    data = Workdir(tmp_path / 'one').config['data']
+    assert len(glob.glob(data['train'])) == maker.TRAIN_FILES and len(glob.glob(data['eval'])) == maker.EVAL_FILES
+    assert data['train'].startswith(os.environ['XDG_CACHE_HOME'])
+
+    assert door(*words, '--config.train.steps=3', f'--workdir={tmp_path / "one"}') == 0  # from the cache, and goes on
+    assert 'Making' not in capsys.readouterr().out
+    assert door(*words, '--config.model.max_length=32', f'--workdir={tmp_path / "two"}') == 0
+    assert Workdir(tmp_path / 'two').config['data']['train'] != data['train']

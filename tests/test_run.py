@@ -242,6 +242,27 @@ def test_the_door_in_a_fresh_process_is_quiet_and_verbosity_brings_the_chatter_b
     assert 'training until step 2' in loud.stderr
 
 
+def test_on_a_terminal_there_is_a_progress_bar_with_step_loss_rate_and_time_left(flags, tmp_path):
+    words = [*flags, *overrides(train__steps=3), f'--workdir={tmp_path}']
+    code = (
+        'import os, pty, sys\n'
+        'os.environ.update(TERM="xterm", COLUMNS="120", LINES="40")\n'
+        f'sys.exit(os.waitstatus_to_exitcode(pty.spawn([{sys.executable!r}, "-m", "ctl.train", *sys.argv[1:]])))'
+    )
+    result = subprocess.run(
+        [sys.executable, '-c', code, *words],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        stdin=subprocess.DEVNULL,
+    )
+    assert result.returncode == 0
+    text = re.sub(r'\x1b\[[0-9;?]*[a-zA-Z]', '', result.stdout)
+    assert re.search(r'step 3/3 .*loss \d+\.\d+  \d+\.\d examples/s ETA 0:00:00', text)
+    assert not re.search(r'^step 2/3  loss', text, re.MULTILINE)
+
+
 def test_a_mistake_in_a_fresh_process_ends_with_exit_2_and_one_line(tmp_path):
     result = in_a_process('--experiment=bert_mml')
     assert result.returncode == 2

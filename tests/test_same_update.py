@@ -19,7 +19,7 @@ def one_replica(request, tmp_path_factory):
 @pytest.mark.parametrize(
     'replicas, microbatches, more',
     [
-        (2, 1, {}),
+        (2, 1, {'devices__all_reduce': 'ring'}),
         (4, 1, {'devices__input_pipelines': 'per_replica'}),
         (1, 2, {}),
         (2, 2, {'devices__all_reduce': 'hierarchical'}),

@@ -2,8 +2,9 @@
 
     python -m tools.make_bert_records --text='corpus/*.txt' --output=records --vocab_size=30522 --max_length=128
 
-Text has a sentence a line and a blank line between documents, as google-research/bert wants it. Without `--text` it
-takes the docstrings of installed Python packages: real English that is on every machine that can run this.
+Text has a sentence a line and a blank line between documents, as google-research/bert wants it; it is held in memory
+while it is worked on. Without `--text` it takes the docstrings of installed Python packages: real English that is on
+every machine that can run this.
 """
 
 import ast
@@ -15,13 +16,16 @@ import itertools
 import json
 import pathlib
 import re
+import sys
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import tensorflow as tf
 import tokenizers
+from absl import app, flags
 
 from ctl import cache
+from ctl.errors import UserError
 from ctl.experiment import DefaultData
 
 Documents = list[list[str]]  # documents of sentences
@@ -36,6 +40,7 @@ MOST_CHARACTERS = 4_000_000
 TRAIN_FILES, EVAL_FILES = 8, 2
 HELD_OUT = 20  # every 20th document is for evaluation
 MASKED_PART = 0.15
+MAKER = 1  # raise it when the code below makes other records of the same text
 PASSES = 3  # over the training text, each with other pairs and other masks
 
 
@@ -47,7 +52,7 @@ def from_docstrings(vocab_size: int, max_length: int, max_predictions: int, say:
         'max_length': max_length,
         'max_predictions': max_predictions,
         'packages': versions,
-        'maker': hashlib.sha256(pathlib.Path(__file__).read_bytes()).hexdigest(),
+        'maker': [MAKER, MOST_CHARACTERS, TRAIN_FILES, EVAL_FILES, HELD_OUT, MASKED_PART, PASSES],
     }
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]
     folder = cache.cache_folder() / 'bert_docstrings' / digest
@@ -119,8 +124,15 @@ def _looks_like_prose(text: str) -> bool:
 
 
 def read_text(pattern: str) -> Iterator[list[str]]:
-    """Documents of sentences from text files: a sentence a line, a blank line between documents."""
-    for path in sorted(glob.glob(pattern, recursive=True)):
+    """Documents of sentences from text files: a sentence a line, a blank line between documents.
+
+    Raises:
+      UserError: when no file matches.
+    """
+    paths = sorted(glob.glob(pattern, recursive=True))
+    if not paths:
+        raise UserError(f'--text={pattern}: no file matches.')
+    for path in paths:
         lines = (line.strip() for line in pathlib.Path(path).read_text(encoding='utf8').splitlines())
         for is_text, group in itertools.groupby(lines, bool):
             if is_text:
@@ -251,3 +263,45 @@ def make_example(instance: dict[str, np.ndarray]) -> tf.train.Example:
         return tf.train.Feature(int64_list=tf.train.Int64List(value=value))
 
     return tf.train.Example(features=tf.train.Features(feature={k: feature(v) for k, v in instance.items()}))
+
+
+def main(argv: list[str]) -> None:
+    """Makes the records that the flags ask for, and says what to check in them."""
+    if len(argv) > 1:
+        raise UserError(f'{argv[1]}: flags begin with --.')
+    values = flags.FLAGS
+    output = pathlib.Path(values.output)
+    if output.exists():
+        raise UserError(f'--output={output}: is there already. Name a folder that is not.')
+    documents = list(read_text(values.text) if values.text else read_docstrings())
+    if len(documents) < HELD_OUT:
+        raise UserError(f'{len(documents)} documents are too few: every {HELD_OUT}th is held out for evaluation.')
+    if sum(map(len, documents)) < 2 * len(documents):
+        print('warning: most documents are one sentence. Does a blank line stand between sentences of one document?')
+    if values.max_predictions < MASKED_PART * values.max_length:
+        wanted = round(MASKED_PART * values.max_length)
+        print(f'warning: --max_predictions={values.max_predictions} cuts off masking: full records want {wanted}.')
+    with cache.appears_whole(output) as scratch:
+        write_records(documents, scratch, values.vocab_size, values.max_length, values.max_predictions)
+    about = json.loads((output / 'about.json').read_text())
+    print(f'{about["sentences"]:,} sentences, {about["tokens"]:,} tokens. Train on them with:')
+    settings = {
+        'data.train': f'{output}/train-*',
+        'data.eval': f'{output}/eval-*',
+        **{f'model.{name}': values[name].value for name in ('vocab_size', 'max_length', 'max_predictions')},
+    }
+    words = ' '.join(f'--config.{key}={value}' for key, value in settings.items())
+    print(f'python -m ctl.train --experiment=bert_mlm {words}')
+
+
+if __name__ == '__main__':
+    flags.DEFINE_string('text', '', 'glob of text files; docstrings of installed packages if not given')
+    flags.DEFINE_string('output', None, 'a new folder for the records', required=True)
+    flags.DEFINE_integer('vocab_size', 30522, 'tokens in the vocabulary', lower_bound=len(SPECIAL_TOKENS) + 1)
+    flags.DEFINE_integer('max_length', 128, 'tokens in a record', lower_bound=8)
+    flags.DEFINE_integer('max_predictions', 20, 'masked tokens in a record, at most', lower_bound=1)
+    try:
+        app.run(main)
+    except UserError as error:
+        print(f'error: {error}', file=sys.stderr)
+        sys.exit(error.exit_code)
