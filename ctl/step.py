@@ -131,12 +131,12 @@ class Trainer(orbit.StandardTrainer):
         self.sums = {
             name: tf.Variable(0.0, dtype=tf.float64, trainable=False, name=name) for name in dict.fromkeys(names)
         }
-        self.seconds = 0.0
+        self._timed_steps, self._timed_seconds = 0, 0.0  # of this process: a restart must not inflate the rate
         self._seed, self._microbatches, self._report_every = seed, microbatches, report_every
         self._communication = communication
 
     def train_loop_begin(self):
-        self._started = time.perf_counter()
+        self._began_at_step, self._began = int(self.step.numpy()), time.perf_counter()
 
     def train_step(self, iterator):
         """One step, in cross-replica context, traced once."""
@@ -176,8 +176,9 @@ class Trainer(orbit.StandardTrainer):
           GuardError: when the loss of one of the steps was not finite.
         """
         sums = {name: float(variable.numpy()) for name, variable in self.sums.items()}
-        self.seconds += time.perf_counter() - self._started
         step = int(self.step.numpy())
+        self._timed_steps += step - self._began_at_step
+        self._timed_seconds += time.perf_counter() - self._began
         if not math.isfinite(sums['loss']):
             first = step - int(sums['steps']) + 1
             raise GuardError(
@@ -188,10 +189,10 @@ class Trainer(orbit.StandardTrainer):
             return {}
         steps = sums.pop('steps')
         report = {name: value / steps for name, value in sums.items()}
-        report['steps'], report['seconds'] = steps, self.seconds
+        report['steps_per_second'] = self._timed_steps / self._timed_seconds
+        self._timed_steps, self._timed_seconds = 0, 0.0
         for variable in self.sums.values():
             variable.assign(0.0)
-        self.seconds = 0.0
         return report
 
 

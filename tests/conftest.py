@@ -3,6 +3,7 @@
 import os
 import pathlib
 
+import hypothesis
 import pytest
 
 os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
@@ -13,6 +14,15 @@ import tensorflow as tf  # noqa: E402
 tf.config.set_logical_device_configuration(
     tf.config.list_physical_devices('CPU')[0], [tf.config.LogicalDeviceConfiguration()] * 4
 )
+
+
+# Two noisy cores: how long an example takes says nothing.
+hypothesis.settings.register_profile(
+    'ctl',
+    deadline=None,
+    suppress_health_check=[hypothesis.HealthCheck.too_slow, hypothesis.HealthCheck.filter_too_much],
+)
+hypothesis.settings.load_profile('ctl')
 
 
 @pytest.fixture(scope='session', autouse=True)

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ctl import cache
+from ctl.errors import UserError
 from tests.runs import Workdir, door
 from tools import make_bert_records as maker
 
@@ -68,6 +69,22 @@ def test_written_records_are_dealt_evenly_and_held_out_documents_are_not_trained
     counts = [sum(1 for _ in tf.data.TFRecordDataset(str(p))) for p in sorted((tmp_path / 'records').glob('train*'))]
     assert len(counts) == maker.TRAIN_FILES and max(counts) - min(counts) <= 1
     assert (tmp_path / 'records' / 'vocab.txt').read_text().splitlines()[:5] == maker.SPECIAL_TOKENS
+
+
+def test_the_same_text_gives_the_same_vocabulary(tmp_path):
+    rng = np.random.default_rng(0)
+    words = [''.join(rng.choice(list('abcdefgh'), 4)) for _ in range(200)]
+    for folder in ('one', 'two', 'three'):
+        (tmp_path / folder).mkdir()
+        maker.learn_vocabulary([' '.join(words)] * 2, tmp_path / folder, 120)
+    texts = [(tmp_path / folder / 'vocab.txt').read_text() for folder in ('one', 'two', 'three')]
+    assert texts[0] == texts[1] == texts[2]
+    assert len(texts[0].splitlines()) == 120
+
+
+def test_a_vocabulary_smaller_than_the_alphabet_is_refused(tmp_path):
+    with pytest.raises(UserError, match='vocab_size=20 is too small: single characters take 57'):
+        maker.learn_vocabulary(['abcdefghijklmnopqrstuvwxyz'], tmp_path, 20)
 
 
 def test_prose_is_told_from_code():

@@ -18,7 +18,7 @@ def read_pyproject():
     if sys.version_info >= (3, 11):
         import tomllib
     else:
-        import pip._vendor.tomli as tomllib
+        import tomli as tomllib  # pytest brings it
     return tomllib.loads((ROOT / 'pyproject.toml').read_text())
 
 

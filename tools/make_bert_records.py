@@ -8,6 +8,7 @@ every machine that can run this.
 """
 
 import ast
+import collections
 import glob
 import hashlib
 import importlib.metadata
@@ -144,14 +145,7 @@ def write_records(documents: Documents, folder: pathlib.Path, vocab_size: int, m
     folder.mkdir(parents=True, exist_ok=True)
     held_out = documents[HELD_OUT - 1 :: HELD_OUT]
     training = [document for i, document in enumerate(documents) if i % HELD_OUT != HELD_OUT - 1]
-    tokenizer = tokenizers.BertWordPieceTokenizer(lowercase=True)
-    tokenizer.train_from_iterator(
-        itertools.chain.from_iterable(training),
-        vocab_size=vocab_size,
-        special_tokens=SPECIAL_TOKENS,
-        show_progress=False,
-    )
-    tokenizer.save_model(str(folder))
+    tokenizer = learn_vocabulary(list(itertools.chain.from_iterable(training)), folder, vocab_size)
     train_tokens, eval_tokens = _tokenize(training, tokenizer), _tokenize(held_out, tokenizer)
     shape = (vocab_size, max_length, max_predictions)
     train = [x for i in range(PASSES) for x in make_instances(train_tokens, np.random.default_rng(i), *shape)]
@@ -164,6 +158,25 @@ def write_records(documents: Documents, folder: pathlib.Path, vocab_size: int, m
         'unigram_loss': unigram_loss(train_tokens, evaluation, vocab_size),
     }
     (folder / 'about.json').write_text(json.dumps(about, indent=2))
+
+
+def learn_vocabulary(sentences: list[str], folder: pathlib.Path, vocab_size: int) -> tokenizers.BertWordPieceTokenizer:
+    """Learns a lower-case WordPiece vocabulary and writes it to `vocab.txt` in `folder`; the same for the same text.
+
+    Raises:
+      UserError: when the characters of the text alone are more than `vocab_size`.
+    """
+    tokenizer = tokenizers.BertWordPieceTokenizer(lowercase=True)
+    characters = collections.Counter(itertools.chain.from_iterable(map(tokenizer.normalizer.normalize_str, sentences)))
+    # Pieces inside a word would get their ids in the order of a hash table, which breaks ties differently every time.
+    inside = sorted(f'##{character}' for character, _ in characters.most_common(1000) if not character.isspace())
+    tokenizer.train_from_iterator(
+        sentences, vocab_size=vocab_size, special_tokens=SPECIAL_TOKENS + inside, show_progress=False
+    )
+    if tokenizer.get_vocab_size() > vocab_size:
+        raise UserError(f'vocab_size={vocab_size} is too small: single characters take {tokenizer.get_vocab_size()}.')
+    tokenizer.save_model(str(folder))
+    return tokenizers.BertWordPieceTokenizer(str(folder / 'vocab.txt'), lowercase=True)
 
 
 def _tokenize(documents: Documents, tokenizer: tokenizers.BertWordPieceTokenizer) -> TokenDocuments:

@@ -62,7 +62,7 @@ class Report:
     def __call__(self, output: dict) -> None:
         step = int(self._step.numpy())
         if output:
-            output['examples_per_second'] = output.pop('steps') * self._examples / output.pop('seconds')
+            output['examples_per_second'] = output.pop('steps_per_second') * self._examples
             self._metrics.append(step=step, kind='train', **output, examples=step * self._examples)
         self._progress.train(step, output)
 

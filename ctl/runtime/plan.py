@@ -18,6 +18,8 @@ from ctl.optimizers import decays
 
 # Record numbers shown for each replica and file before the rest is counted.
 MOST_NUMBERS = 6
+# Input pipelines with a row of their own.
+MOST_PIPELINES = 8
 
 
 def print_plan(console: rich.console.Console, rows: Mapping[str, str]) -> None:
@@ -49,11 +51,13 @@ def data_rows(config: ml_collections.ConfigDict, data) -> dict[str, str]:
     rows = {} if data.default is None else {'data': data.default.about}
     rows['train files'] = f'{len(index.files)} files, {index.records:,} records: {config.data.train}'
     rows['shards'] = f'{layout.logical_shards} logical shards, {layout.share} records of each in a step; {data.why}'
-    for pipeline in range(data.pipelines):
+    for pipeline in range(min(data.pipelines, MOST_PIPELINES)):
         mine = layout.pipeline_shards(pipeline, data.pipelines)
         records = sum(shard.records for shard in mine)
         files = len({int(file) for shard in mine for file in index.locate(shard.starts)[0]})
         rows[f'pipeline {pipeline} of {data.pipelines}'] = f'{files} files, {records:,} records'
+    if data.pipelines > MOST_PIPELINES:
+        rows['more pipelines'] = f'{data.pipelines - MOST_PIPELINES}, with shares as equal'
     epoch = index.records / layout.global_batch_size
     rows['epoch'] = f'{epoch:,.1f} steps; {config.train.steps:,} steps are {config.train.steps / epoch:.2f} epochs'
     part = '' if data.eval_records == data.evaluation.records else f'the first {data.eval_records:,} of '
