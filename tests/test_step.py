@@ -114,6 +114,22 @@ def test_an_objective_makes_as_many_updates_a_step_as_it_asks_for(tmp_path):
     assert iterations == [12] or [int(i) for i in iterations] == [12]
 
 
+def test_every_step_update_replica_and_microbatch_has_a_seed_of_its_own_and_a_rerun_repeats_them(
+    tmp_path, modules
+):  # C53
+    note = 'seed is None or tf.numpy_function(lambda s: tensors.append(tuple(s)), [seed], [])'
+    runs = []
+    for folder in ('one', 'two'):
+        flags = line_flags(tmp_path, summary=note, updates=2) + overrides(
+            train__steps=3, devices__replicas=2, train__microbatches=2
+        )
+        assert door(*flags, f'--workdir={tmp_path / folder}') == 0
+        runs.append(modules[-1].tensors)
+    # The pass that only the weights are taken from has a third seed, besides those of the two microbatches.
+    assert len(set(runs[0])) == len(runs[0]) == 3 * 2 * 2 * (2 + 1)
+    assert sorted(runs[0]) == sorted(runs[1])
+
+
 def test_two_replicas_agree_with_one_for_several_objectives(tmp_path):
     for replicas in (1, 2):
         flags = line_flags(tmp_path, objectives=2, updates=2) + overrides(train__steps=10, devices__replicas=replicas)

@@ -85,5 +85,6 @@ def explain(error: tf.errors.OpError, index: Index, features: Mapping[str, Featu
     The pipeline gives every record its number as a name; TensorFlow's parser and the pipeline's own check of ids put it
     into their messages. Returns when `error` names no record, or one that is sound.
     """
-    for number in re.findall(r'Name: (\d+)\b', error.message or ''):
-        check_record(index, int(number), features, names)
+    for number in map(int, re.findall(r'Name: (\d+)\b', error.message or '')):
+        if number < index.records:
+            check_record(index, number, features, names)
