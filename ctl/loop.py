@@ -45,8 +45,8 @@ def run(
     """
     console = reporting.make_console()
     strategy = devices.make_strategy(config.devices)  # before any other TensorFlow object
+    keras.utils.clear_session()  # layers without a name get the same one in every process; it forgets the precision
     devices.set_precision(config.train.precision)
-    keras.utils.clear_session()  # layers without a name get the same one in every process
     keras.utils.set_random_seed(config.train.seed)
 
     default_data = _default_data(name, module, config, console)

@@ -227,9 +227,16 @@ def test_next_sentence_off_trains_without_a_warning(flags, tmp_path):  # C55
     assert 'next_sentence_loss' not in Workdir(tmp_path).lines('eval')[-1]
 
 
-def test_bfloat16_trains_with_float32_weights(flags, tmp_path):
-    assert door(*flags, *overrides(train__steps=3, train__precision='bfloat16'), f'--workdir={tmp_path}') == 0
-    assert {value.dtype for value in Workdir(tmp_path).weights.values()} == {np.dtype('float32')}
+def test_bfloat16_computes_in_it_with_float32_weights(flags, tmp_path):
+    losses = {}
+    for precision in ('float32', 'bfloat16'):
+        words = overrides(train__steps=3, train__precision=precision, devices__replicas=2)
+        assert door(*flags, *words, f'--workdir={tmp_path / precision}') == 0
+        run = Workdir(tmp_path / precision)
+        assert {value.dtype for value in run.weights.values()} == {np.dtype('float32')}
+        losses[precision] = [line['loss'] for line in run.lines('train')]
+    assert losses['float32'] == pytest.approx(losses['bfloat16'], rel=1e-2)
+    assert losses['float32'] != pytest.approx(losses['bfloat16'], rel=1e-6)
 
 
 def test_the_door_in_a_fresh_process_is_quiet_and_verbosity_brings_the_chatter_back(flags, tmp_path):
