@@ -2,12 +2,15 @@
 
     python -m ctl.train --experiment=bert_mlm
 
-Without data it trains on the docstrings of the installed Python packages: about 3 minutes on two CPU cores, to an
-evaluation loss of masked tokens well below the entropy of single words. Your own records, from google-research/bert,
-NVIDIA or the Model Garden (128 tokens, 20 predictions, BERT's vocabulary):
+Without data it trains on the docstrings of the installed Python packages: about 3 minutes on two CPU cores, to a
+masked-LM loss of about 5.4 on held-out files, where always predicting the unigram distribution costs 6.0. Your own
+records, from google-research/bert, NVIDIA or the Model Garden, with BERT-base:
 
     python -m ctl.train --experiment=bert_mlm --config.data.train='train*' --config.data.eval='eval*' \
-        --config.model.vocab_size=30522 --config.model.max_length=128 --config.model.max_predictions=20
+        --config.model.vocab_size=30522 --config.model.max_length=128 --config.model.max_predictions=20 \
+        --config.model.layers=12 --config.model.width=768 --config.model.heads=12 \
+        --config.optimizer.learning_rate=1e-4 --config.optimizer.warmup_steps=10000 \
+        --config.train.global_batch_size=256 --config.train.steps=1000000
 """
 
 from collections.abc import Callable
@@ -26,7 +29,7 @@ from tools import make_bert_records
 def get_config() -> ml_collections.ConfigDict:
     config = base_config(
         train=dict(steps=700, global_batch_size=64),
-        optimizer=dict(name='adamw', learning_rate=2e-3, warmup_steps=70, weight_decay=0.01, clip_norm=1.0),
+        optimizer=dict(name='adamw', learning_rate=3e-3, warmup_steps=200, weight_decay=0.01, clip_norm=1.0),
         eval=dict(every=350),
         checkpoint=dict(every=350),
         log=dict(every=50),

@@ -98,7 +98,7 @@ def test_a_changed_key_is_refused_and_nothing_is_touched(flags, tmp_path, capsys
     assert door(*words) == 0
     before = {path: path.read_bytes() for path in tmp_path.rglob('*') if path.is_file()}
     assert door(*words, '--config.optimizer.learning_rate=0.5') == 2
-    assert 'optimizer.learning_rate was 0.002 and is 0.5. Choose another --workdir' in capsys.readouterr().err
+    assert 'optimizer.learning_rate was 0.003 and is 0.5. Choose another --workdir' in capsys.readouterr().err
     assert {path: path.read_bytes() for path in tmp_path.rglob('*') if path.is_file()} == before
 
 
