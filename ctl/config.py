@@ -153,7 +153,7 @@ def setting(key: str) -> Setting | None:
 
 
 def nearest(name: str, names) -> str:
-    """' Did you mean ...?' with the names closest to `name`, or a list of all where none is close."""
+    """'did you mean ...?' with the names closest to `name`, or a list of all where none is close."""
     names = sorted(names)
     close = difflib.get_close_matches(name, names, n=3, cutoff=0.6)
     return f'did you mean {" or ".join(close)}?' if close else f'there are: {", ".join(names)}'
@@ -210,21 +210,28 @@ def parse_text(key: str, text: str, default: Value) -> str:
         if text.lower() not in ('true', 'false', '1', '0'):
             raise UserError(f'--config.{key}={text}: expected true or false.')
         return text
-    if isinstance(default, int | float):
-        kind = 'a whole number' if isinstance(default, int) else 'a number'
-        try:
-            number = float(text)
-            whole = int(text) if _is_digits(text) else int(number)
-        except (ValueError, OverflowError):
-            raise UserError(f'--config.{key}={text}: expected {kind}, like {default}.') from None
-        if not math.isfinite(number) or (isinstance(default, int) and whole != number and not _is_digits(text)):
-            raise UserError(f'--config.{key}={text}: expected {kind}, like {default}.')
-        return str(whole) if isinstance(default, int) else text
-    return text
+    if not isinstance(default, int | float):
+        return text
+    try:
+        if isinstance(default, int):
+            return str(_whole(text))
+        if math.isfinite(float(text)):
+            return text
+    except ValueError:
+        pass
+    kind = 'a number' if isinstance(default, float) else 'a whole number'
+    raise UserError(f'--config.{key}={text}: expected {kind}, like {default}.')
 
 
-def _is_digits(text: str) -> bool:
-    return text.strip().lstrip('+-').isdigit()
+def _whole(text: str) -> int:
+    """The integer that `text` is, also as 1e3 or 1000.0; raises ValueError for any other."""
+    try:
+        return int(text)  # of any size, where a float would round
+    except ValueError:
+        number = float(text)
+        if not number.is_integer():
+            raise
+        return int(number)
 
 
 def validate(config: ml_collections.ConfigDict) -> None:

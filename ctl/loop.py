@@ -1,6 +1,5 @@
 """A run from its first line to its last, in the order things happen."""
 
-import dataclasses
 import pathlib
 import types
 
@@ -11,8 +10,8 @@ import rich.console
 import tensorflow as tf
 
 from ctl import config as config_lib
-from ctl.data import pipeline, records, shards
-from ctl.data.index import Index, find_files, load_index
+from ctl.data import pipeline, records
+from ctl.data.inputs import Data, find_data
 from ctl.errors import UserError
 from ctl.experiment import DefaultData
 from ctl.optimizers import make_optimizer
@@ -51,12 +50,12 @@ def run(
 
     default_data = _default_data(name, module, config, console)
     config_lib.resume(config, workdir_lib.read_config(workdir))
-    data = _find_data(config, strategy.num_replicas_in_sync, default_data)
+    data = find_data(config, strategy.num_replicas_in_sync, default_data)
 
     with strategy.scope():
         experiment = module.make_experiment(config)
         optimizers = {
-            each.name: make_optimizer(each.optimizer, config.train.steps * each.updates, each.variables)
+            each.name: make_optimizer(each.optimizer, config.train.steps, each.variables, each.updates)
             for each in experiment.objectives
         }
         trainer = Trainer(
@@ -121,7 +120,7 @@ def _train(
     config: ml_collections.ConfigDict,
     workdir: pathlib.Path,
     console: rich.console.Console,
-    data: 'Data',
+    data: Data,
     trainer: Trainer,
     evaluator: Evaluator,
     checkpoints: Checkpoints,
@@ -153,29 +152,6 @@ def _train(
     return evaluate.newest
 
 
-@dataclasses.dataclass(frozen=True)
-class Data:
-    """What there is to read, and how it is shared.
-
-    Attributes:
-      train: the training records.
-      evaluation: the evaluation records.
-      eval_records: how many of these one evaluation takes.
-      layout: the shards and their orders.
-      why: why these shards, in words.
-      pipelines: input pipelines.
-      default: where the experiment made the data itself.
-    """
-
-    train: Index
-    evaluation: Index
-    eval_records: int
-    layout: shards.Layout
-    why: str
-    pipelines: int
-    default: DefaultData | None
-
-
 def _default_data(
     name: str, module: types.ModuleType, config: ml_collections.ConfigDict, console: rich.console.Console
 ) -> DefaultData | None:
@@ -187,28 +163,3 @@ def _default_data(
     data = module.make_default_data(config, console.print)
     config.data.train, config.data.eval = data.train, data.eval
     return data
-
-
-def _find_data(config: ml_collections.ConfigDict, replicas: int, default: DefaultData | None) -> Data:
-    """Finds the files, indexes them, and shares them; writes what it chose into `config`."""
-    shards.check_batch(config.train.global_batch_size, replicas, config.train.microbatches)
-    train = load_index(find_files(config.data.train, 'data.train'))
-    evaluation = load_index(find_files(config.data.eval, 'data.eval'))
-    logical_shards, shard_by, why = shards.choose_shards(
-        train.counts, config.train.global_batch_size, replicas, config.data.logical_shards, config.data.shard_by
-    )
-    config.data.logical_shards, config.data.shard_by = logical_shards, shard_by
-    layout = shards.Layout(
-        counts=train.counts,
-        global_batch_size=config.train.global_batch_size,
-        logical_shards=logical_shards,
-        shard_by=shard_by,
-        seed=config.train.seed,
-        block_records=config.data.block_records,
-        window_records=config.data.window_records,
-    )
-    eval_records = evaluation.records
-    if config.eval.steps > 0:
-        eval_records = min(eval_records, config.eval.steps * config.train.global_batch_size)
-    pipelines = replicas if config.devices.input_pipelines == 'per_replica' else 1
-    return Data(train, evaluation, eval_records, layout, why, pipelines, default)

@@ -42,13 +42,21 @@ class Schedule(keras.optimizers.schedules.LearningRateSchedule):
     Cosine: Loshchilov and Hutter 2017, "SGDR", equation 5, without restarts.
     """
 
-    def __init__(self, peak: float, steps: int, warmup_steps: int, shape: str):
-        """`shape` is 'linear', 'cosine' or 'constant'; decay reaches 0 at `steps`, one step after the last."""
-        self.peak, self.steps, self.warmup_steps, self.shape = peak, steps, warmup_steps, shape
+    def __init__(self, peak: float, steps: int, warmup_steps: int, shape: str, updates: int = 1):
+        """Decay reaches 0 at `steps`, one step after the last.
 
-    def __call__(self, step) -> tf.Tensor:
-        """The learning rate of a 0-based step, float32 scalar."""
-        step = tf.cast(step, tf.float32)
+        Args:
+          peak: the largest learning rate.
+          steps, warmup_steps: in steps of the loop.
+          shape: 'linear', 'cosine' or 'constant'.
+          updates: calls of the optimizer in one step.
+        """
+        self.peak, self.steps, self.warmup_steps, self.shape = peak, steps, warmup_steps, shape
+        self.updates = updates
+
+    def __call__(self, iteration) -> tf.Tensor:
+        """The learning rate of the optimizer's 0-based call `iteration`, float32 scalar."""
+        step = tf.cast(iteration, tf.float32) / self.updates
         warm = (step + 1) / (self.warmup_steps + 1)
         done = tf.clip_by_value((step - self.warmup_steps) / max(1, self.steps - self.warmup_steps), 0.0, 1.0)
         decay = {
@@ -59,7 +67,8 @@ class Schedule(keras.optimizers.schedules.LearningRateSchedule):
         return self.peak * tf.minimum(warm, decay)
 
     def get_config(self) -> dict:
-        return {'peak': self.peak, 'steps': self.steps, 'warmup_steps': self.warmup_steps, 'shape': self.shape}
+        names = ('peak', 'steps', 'warmup_steps', 'shape', 'updates')
+        return {name: getattr(self, name) for name in names}
 
 
 def decays(variable: keras.Variable) -> bool:
@@ -68,7 +77,7 @@ def decays(variable: keras.Variable) -> bool:
 
 
 def make_optimizer(
-    section: ml_collections.ConfigDict, steps: int, variables: Sequence[keras.Variable]
+    section: ml_collections.ConfigDict, steps: int, variables: Sequence[keras.Variable], updates: int = 1
 ) -> keras.optimizers.Optimizer:
     """The optimizer of a config section, with every slot of `variables` built.
 
@@ -77,10 +86,11 @@ def make_optimizer(
 
     Args:
       section: name, learning_rate, warmup_steps, schedule, weight_decay.
-      steps: updates in the whole run, for the schedule.
+      steps: in the whole run, for the schedule.
       variables: what it will update.
+      updates: its calls in one step.
     """
-    schedule = Schedule(section.learning_rate, steps, section.warmup_steps, section.schedule)
+    schedule = Schedule(section.learning_rate, steps, section.warmup_steps, section.schedule, updates)
     decay = section.weight_decay or None
     if section.name == 'adamw':
         optimizer = AdamW(schedule, weight_decay=section.weight_decay, epsilon=1e-6)

@@ -20,7 +20,14 @@ def parse(*words):
 
 @pytest.mark.parametrize(
     'text, value',
-    [('1000', 1000), ('1e3', 1000), ('1000.0', 1000), ('1_000', 1000), ('12345678901234567', 12345678901234567)],
+    [
+        ('1000', 1000),
+        ('1e3', 1000),
+        ('1000.0', 1000),
+        ('1_000', 1000),
+        ('12345678901234567', 12345678901234567),
+        (f'1{"0" * 400}', 10**400),
+    ],
 )
 def test_a_whole_number_may_be_written_in_several_ways(text, value):
     assert parse(f'--config.train.steps={text}').train.steps == value

@@ -95,6 +95,11 @@ def test_the_schedule_is_continuous_where_warm_up_meets_decay(shape, warmup_step
     assert rates[-1] == pytest.approx(2.0 if shape == 'constant' else 0.0, abs=1e-6)
 
 
+def test_a_schedule_counts_steps_and_not_updates():
+    one, three = optimizers.Schedule(1.0, 50, 10, 'cosine'), optimizers.Schedule(1.0, 50, 10, 'cosine', updates=3)
+    assert [float(three(3 * step)) for step in range(50)] == [float(one(step)) for step in range(50)]
+
+
 def test_a_warm_up_longer_than_the_run_rises_to_its_end():
     schedule = optimizers.Schedule(1.0, 10, 20, 'linear')
     rates = [float(schedule(step)) for step in range(10)]

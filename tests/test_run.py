@@ -155,6 +155,14 @@ def test_evaluation_is_the_same_on_1_2_and_3_replicas(flags, tmp_path):
         assert [r[name] for r in results] == pytest.approx([results[0][name]] * 3, rel=1e-6), name
 
 
+def test_a_mirrored_strategy_of_one_replica_is_the_one_device_strategy(flags, tmp_path):
+    for strategy in ('one', 'mirrored'):
+        words = overrides(train__steps=3, devices__strategy=strategy)
+        assert door(*flags, *words, f'--workdir={tmp_path / strategy}') == 0
+    one, mirrored = (Workdir(tmp_path / strategy) for strategy in ('one', 'mirrored'))
+    assert without_rates(one.metrics) == without_rates(mirrored.metrics)
+
+
 def test_an_evaluation_can_be_cut_to_some_global_batches(flags, tmp_path, capsys):
     assert door(*flags, *overrides(train__steps=1, eval__steps=1), f'--workdir={tmp_path}') == 0
     assert '2 files, the first 8 of 13 records' in capsys.readouterr().out
@@ -207,10 +215,12 @@ def test_a_checkpoint_of_another_model_is_refused_by_name(flags, tmp_path, capsy
     words = [*flags, f'--workdir={tmp_path}']
     assert door(*words, '--config.train.steps=1') == 0
     config = Workdir(tmp_path).config
-    config['model']['layers'] = 2
-    (tmp_path / 'config.json').write_text(json.dumps(config))
-    assert door(*words, '--config.train.steps=2', '--config.model.layers=2') == 2
-    assert 'ckpt-1 does not fit this experiment' in capsys.readouterr().err
+    for key, value in (('layers', 2), ('width', 32)):
+        changed = {**config, 'model': {**config['model'], key: value}}
+        (tmp_path / 'config.json').write_text(json.dumps(changed))
+        assert door(*words, '--config.train.steps=2', f'--config.model.{key}={value}') == 2
+        error = capsys.readouterr().err.strip()
+        assert 'ckpt-1 does not fit this experiment' in error and '\n' not in error
 
 
 def test_a_config_that_is_no_json_is_refused(flags, tmp_path, capsys):

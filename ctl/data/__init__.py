@@ -1,1 +1,1 @@
-"""From TFRecord files to per-replica batches: index -> shards -> pipeline."""
+"""From TFRecord files to per-replica batches: index -> shards -> pipeline; `inputs` joins the first two."""

@@ -63,11 +63,11 @@ class Checkpoints:
             status = self._manager.checkpoint.restore(path)
             status.assert_consumed()
             status.assert_existing_objects_matched()
-        except AssertionError as error:
+        except (AssertionError, ValueError) as error:  # another set of weights, or other shapes
             raise UserError(
                 f'{path} does not fit this experiment: {_first_line(error)}. Choose another --workdir.'
             ) from None
-        except (tf.errors.OpError, ValueError, IndexError) as error:
+        except (tf.errors.OpError, IndexError) as error:
             raise UserError(
                 f'{path} cannot be read ({_first_line(error)}). Remove its files and its line in '
                 f'{os.path.dirname(path)}/checkpoint, and the run goes on from the one before.'

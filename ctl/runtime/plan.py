@@ -13,6 +13,7 @@ import rich.table
 import tensorflow as tf
 
 from ctl.data.index import common_folder
+from ctl.data.inputs import Data
 from ctl.experiment import Experiment
 from ctl.optimizers import decays
 
@@ -45,7 +46,7 @@ def device_rows(config: ml_collections.ConfigDict, strategy: tf.distribute.Strat
     }
 
 
-def data_rows(config: ml_collections.ConfigDict, data) -> dict[str, str]:
+def data_rows(config: ml_collections.ConfigDict, data: Data) -> dict[str, str]:
     """Files and records of each input pipeline, the length of an epoch, and the records of an evaluation."""
     index, layout = data.train, data.layout
     rows = {} if data.default is None else {'data': data.default.about}
@@ -99,7 +100,7 @@ def run_rows(workdir: pathlib.Path, checkpoint: str | None, step: int, steps: in
     return {'workdir': str(workdir), 'resumed': resumed}
 
 
-def feed_text(data, step: int, replicas: int) -> str:
+def feed_text(data: Data, step: int, replicas: int) -> str:
     """Which records each replica is fed in `step`, a line a replica: file, and record numbers within it."""
     index, pipelines = data.train, data.pipelines
     folder = common_folder(index.files)

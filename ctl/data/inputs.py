@@ -1,0 +1,66 @@
+"""What there is to read, and how it is shared: from the config to an index and a layout."""
+
+import dataclasses
+
+import ml_collections
+
+from ctl.data import shards
+from ctl.data.index import Index, find_files, load_index
+from ctl.experiment import DefaultData
+
+
+@dataclasses.dataclass(frozen=True)
+class Data:
+    """What there is to read, and how it is shared.
+
+    Attributes:
+      train: the training records.
+      evaluation: the evaluation records.
+      eval_records: how many of these one evaluation takes.
+      layout: the shards and their orders.
+      why: why these shards, in words.
+      pipelines: input pipelines.
+      default: where the experiment made the data itself.
+    """
+
+    train: Index
+    evaluation: Index
+    eval_records: int
+    layout: shards.Layout
+    why: str
+    pipelines: int
+    default: DefaultData | None
+
+
+def find_data(config: ml_collections.ConfigDict, replicas: int, default: DefaultData | None) -> Data:
+    """Finds the files, indexes them, and shares them; writes what it chose into `config`.
+
+    Args:
+      config: with `data.train` and `data.eval` set.
+      replicas: R.
+      default: what the experiment made, where it did.
+
+    Raises:
+      UserError: for files that cannot be read, a batch that does not divide, shards that cannot be.
+    """
+    shards.check_batch(config.train.global_batch_size, replicas, config.train.microbatches)
+    train = load_index(find_files(config.data.train, 'data.train'))
+    evaluation = load_index(find_files(config.data.eval, 'data.eval'))
+    logical_shards, shard_by, why = shards.choose_shards(
+        train.counts, config.train.global_batch_size, replicas, config.data.logical_shards, config.data.shard_by
+    )
+    config.data.logical_shards, config.data.shard_by = logical_shards, shard_by
+    layout = shards.Layout(
+        counts=train.counts,
+        global_batch_size=config.train.global_batch_size,
+        logical_shards=logical_shards,
+        shard_by=shard_by,
+        seed=config.train.seed,
+        block_records=config.data.block_records,
+        window_records=config.data.window_records,
+    )
+    eval_records = evaluation.records
+    if config.eval.steps > 0:
+        eval_records = min(eval_records, config.eval.steps * config.train.global_batch_size)
+    pipelines = replicas if config.devices.input_pipelines == 'per_replica' else 1
+    return Data(train, evaluation, eval_records, layout, why, pipelines, default)
