@@ -50,7 +50,7 @@ def data_rows(config: ml_collections.ConfigDict, data: Data) -> dict[str, str]:
     """Files and records of each input pipeline, the length of an epoch, and the records of an evaluation."""
     index, layout = data.train, data.layout
     rows = {} if data.default is None else {'data': data.default.about}
-    rows['train files'] = f'{len(index.files)} files, {index.records:,} records: {config.data.train}'
+    rows['train files'] = f'{len(index.files)} files, {index.records:,} records: {_short(config.data.train)}'
     rows['shards'] = f'{layout.logical_shards} logical shards, {layout.share} records of each in a step; {data.why}'
     for pipeline in range(min(data.pipelines, MOST_PIPELINES)):
         mine = layout.pipeline_shards(pipeline, data.pipelines)
@@ -63,9 +63,15 @@ def data_rows(config: ml_collections.ConfigDict, data: Data) -> dict[str, str]:
     rows['epoch'] = f'{epoch:,.1f} steps; {config.train.steps:,} steps are {config.train.steps / epoch:.2f} epochs'
     part = '' if data.eval_records == data.evaluation.records else f'the first {data.eval_records:,} of '
     rows['eval files'] = (
-        f'{len(data.evaluation.files)} files, {part}{data.evaluation.records:,} records: {config.data.eval}'
+        f'{len(data.evaluation.files)} files, {part}{data.evaluation.records:,} records: {_short(config.data.eval)}'
     )
     return rows
+
+
+def _short(path: str) -> str:
+    """The path with the home folder as ~, for display."""
+    home = os.path.expanduser('~') + os.sep
+    return f'~{os.sep}{path.removeprefix(home)}' if path.startswith(home) else path
 
 
 def model_rows(experiment: Experiment, steps: int) -> dict[str, str]:
@@ -104,7 +110,7 @@ def feed_text(data: Data, step: int, replicas: int) -> str:
     """Which records each replica is fed in `step`, a line a replica: file, and record numbers within it."""
     index, pipelines = data.train, data.pipelines
     folder = common_folder(index.files)
-    lines = [f'Step {step} feeds (record numbers in the files of {folder}):']
+    lines = [f'Step {step} feeds (record numbers in the files of {_short(str(folder))}):']
     for replica, records in enumerate(data.layout.replica_records(step, replicas, pipelines)):
         files, numbers = index.locate(records)
         parts = []
