@@ -247,7 +247,7 @@ def validate(config: ml_collections.ConfigDict) -> None:
         if rule.choices and value not in rule.choices:
             raise UserError(f'{key}={value}: choose one of {", ".join(map(str, rule.choices))}.')
         if isinstance(value, int | float) and not rule.minimum <= value < rule.below:
-            bound = f'at least {rule.minimum:g}' if value < rule.minimum else f'below {rule.below:g}'
+            bound = f'at least {rule.minimum}' if value < rule.minimum else f'below {rule.below}'
             raise UserError(f'{key}={value}: must be {bound} ({rule.help}).')
     if config.eval.steps == 0:
         raise UserError('eval.steps=0: -1 evaluates every record once; a positive number, so many global batches.')
