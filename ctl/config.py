@@ -143,7 +143,7 @@ def flatten(config: ml_collections.ConfigDict) -> dict[str, Value]:
         if isinstance(value, ml_collections.ConfigDict):
             flat.update({f'{key}.{inner}': leaf for inner, leaf in flatten(value).items()})
         else:
-            flat[key] = value
+            flat[str(key)] = value
     return flat
 
 
@@ -179,15 +179,16 @@ def find(config: ml_collections.ConfigDict, key: str) -> Value:
 
 def _hint(config: ml_collections.ConfigDict, node: ml_collections.ConfigDict, path: list[str], part: str) -> str:
     """What a key that is not in section `path` may have been meant to be: one there, or one of that name elsewhere."""
-    if difflib.get_close_matches(part, list(node)):
-        return nearest('.'.join([*path, part]), ['.'.join([*path, name]) for name in node])
+    names = [str(name) for name in node]
+    if difflib.get_close_matches(part, names):
+        return nearest('.'.join([*path, part]), ['.'.join([*path, name]) for name in names])
     leaves: dict[str, list[str]] = {}
     for key in flatten(config):
         leaves.setdefault(key.rpartition('.')[2], []).append(key)
     close = difflib.get_close_matches(part, leaves, n=2, cutoff=0.7)
     if close:
         return f'did you mean {" or ".join(key for name in close for key in leaves[name])}?'
-    return nearest(part, node)
+    return nearest(part, names)
 
 
 def set_value(config: ml_collections.ConfigDict, key: str, value: Value) -> None:
@@ -241,6 +242,10 @@ def validate(config: ml_collections.ConfigDict) -> None:
       UserError: naming the key, the value found and what is allowed.
     """
     for key, value in flatten(config).items():
+        try:
+            json.dumps(value)
+        except TypeError:
+            raise UserError(f'{key}={value!r}: config.json cannot hold a {type(value).__name__}.') from None
         rule = setting(key)
         if rule is None:
             continue
@@ -275,7 +280,7 @@ def resume(config: ml_collections.ConfigDict, stored: dict | None) -> None:
     for key, automatic in AUTOMATIC.items():
         if requested.get(key) == automatic and key in before:
             set_value(config, key, before[key])
-    requested = flatten(config)
+    requested = flatten(ml_collections.ConfigDict(json.loads(to_json(config))))  # a tuple comes back as a list
     changed = [
         f'{key} was {before.get(key, "(not there)")!r} and is {requested.get(key, "(not there)")!r}'
         for key in {**before, **requested}

@@ -122,15 +122,33 @@ def test_none_and_empty_defaults_of_a_users_config_can_be_overridden_and_frozen(
     assert json.loads(config_lib.to_json(config))
 
 
-def test_an_override_that_ml_collections_cannot_take_is_one_line(tmp_path):  # C52
+@pytest.mark.parametrize(
+    'value, override, said',
+    [
+        ('object', '--config.mine=3', 'mine'),
+        ('object', '--config.train.steps=3', 'mine=.*config.json cannot hold a type'),
+        ('ml_collections.ConfigDict({1: 2})', '--config.mine.1=3', 'there is no key mine.1|mine.1'),
+    ],
+)
+def test_a_config_that_cannot_be_overridden_or_stored_is_one_line(tmp_path, value, override, said):  # C52
     body = (
         '    from ctl.config import base_config\n    config = base_config()\n    config.unlock()\n'
-        '    config.when = None\n    config.where = object\n    return config'
+        f'    config.mine = {value}\n    return config'
     )
-    for override in ('--config.where=3',):
-        with pytest.raises(UserError) as caught:
-            flags.parse([make_user_experiment(tmp_path, body), override])
-        assert 'where' in str(caught.value) and '\n' not in str(caught.value)
+    with pytest.raises(UserError, match=said) as caught:
+        flags.parse([make_user_experiment(tmp_path, body), override])
+    assert '\n' not in str(caught.value)
+
+
+@pytest.mark.parametrize('value', ['None', '(1, 2)', '()', '[]', 'ml_collections.ConfigDict({1: 2})', '{}'])
+def test_a_users_odd_values_are_stored_and_found_unchanged_by_a_later_start(tmp_path, value):  # C52
+    body = (
+        '    from ctl.config import base_config\n    config = base_config()\n    config.unlock()\n'
+        f'    config.mine = {value}\n    return config'
+    )
+    first, later = (flags.parse([make_user_experiment(tmp_path, body)]).config for _ in range(2))
+    config_lib.resume(later, json.loads(config_lib.to_json(first)))
+    assert later.to_dict() == first.to_dict()
 
 
 def test_a_users_file_that_fails_at_import_is_named_with_the_line(tmp_path):
