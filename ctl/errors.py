@@ -1,4 +1,7 @@
-"""The ways a run ends early, each with its exit code and a message that needs no traceback."""
+"""The ways a program ends early, each with its exit code and a message that needs no traceback."""
+
+import sys
+from collections.abc import Callable
 
 
 class UserError(Exception):
@@ -11,3 +14,23 @@ class GuardError(Exception):
     """A guard stopped the run (a non-finite loss, say). The message says where, and what to look at."""
 
     exit_code = 3
+
+
+def exit_code_of(program: Callable[[], None]) -> int:
+    """Runs a program; 0, or the exit code of the error that ended it, whose message goes to standard error."""
+    try:
+        program()
+    except (UserError, GuardError) as error:
+        print(f'error: {_as_raised(error)}', file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print('stopped by Ctrl-C.', file=sys.stderr)
+        return 130
+    return 0
+
+
+def _as_raised(error: BaseException) -> BaseException:
+    """The error itself, where TensorFlow has wrapped it into one of the same type with the text of a traceback."""
+    while type(error.__context__) is type(error):
+        error = error.__context__
+    return error

@@ -5,6 +5,8 @@ import os
 import pathlib
 import re
 import types
+from collections.abc import Callable
+from typing import Any
 
 import ml_collections
 from absl import flags
@@ -13,8 +15,6 @@ from ml_collections import config_flags
 from ctl import config as config_lib
 from ctl.errors import UserError
 from ctl.experiment import list_experiments, load_experiment
-
-USAGE = 'python -m ctl.train --experiment=NAME [--workdir=DIR] [--config.KEY=VALUE ...] [--dry_run]'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,48 +26,70 @@ class Request:
       module: its file, imported.
       config: its config with the overrides in, locked, validated.
       workdir: where the run lives.
-      dry_run: only plan.
       verbosity: absl's; -1 keeps TensorFlow and Orbit quiet.
+      own: the values of the program's own flags, by name.
     """
 
     name: str
     module: types.ModuleType
     config: ml_collections.ConfigDict
     workdir: pathlib.Path
-    dry_run: bool
     verbosity: int
+    own: dict[str, Any]
 
 
-def parse(argv: list[str]) -> Request | None:
+@dataclasses.dataclass(frozen=True)
+class Program:
+    """A program that takes an experiment and its config.
+
+    Attributes:
+      name: as after python -m.
+      define: defines the program's own flags in a FlagValues.
+    """
+
+    name: str
+    define: Callable[[flags.FlagValues], None]
+
+    def usage(self, values: flags.FlagValues) -> str:
+        own = ' '.join(f'[--{name}]' for name in values if name not in COMMON)
+        return f'python -m {self.name} --experiment=NAME [--workdir=DIR] [--config.KEY=VALUE ...] {own}'
+
+
+COMMON = ('experiment', 'workdir', 'verbosity')
+
+
+def parse(argv: list[str], program: Program) -> Request | None:
     """Reads `argv` without the program's name; None when it asked for help, which is printed.
 
     Raises:
       UserError: for anything in it that is wrong.
     """
-    values = _define()
+    values = _define(program)
     known, overrides = _split(argv)
     if any(word in ('--help', '-help', '-h', '--helpfull') for word in known):
-        print(help_text(_experiment_named(known)))
+        print(help_text(program, _experiment_named(known)))
         return None
-    _parse_flags(values, known)
+    _parse_flags(values, known, program)
     # TensorFlow reads this when an experiment imports it.
     os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3' if values.verbosity < 0 else '0')
     if not values.experiment:
-        raise UserError(f'--experiment is missing; there are: {", ".join(list_experiments())}. Usage: {USAGE}')
+        there = ', '.join(list_experiments())
+        raise UserError(f'--experiment is missing; there are: {there}. Usage: {program.usage(values)}')
     module = load_experiment(values.experiment)
     name = pathlib.Path(values.experiment).stem
     config = _make_config(module, values.experiment)
     _apply(config, overrides)
     config_lib.validate(config)
     workdir = pathlib.Path(values.workdir or pathlib.Path('runs') / name)
-    return Request(name, module, config, workdir, values.dry_run, values.verbosity)
+    own = {flag: values[flag].value for flag in values if flag not in COMMON}
+    return Request(name, module, config, workdir, values.verbosity, own)
 
 
-def _define() -> flags.FlagValues:
+def _define(program: Program) -> flags.FlagValues:
     values = flags.FlagValues()
     flags.DEFINE_string('experiment', '', 'a name under experiments/, or the path of your own file', flag_values=values)
     flags.DEFINE_string('workdir', '', 'where the run lives; runs/<experiment> if not given', flag_values=values)
-    flags.DEFINE_bool('dry_run', False, 'print the plan, check that the run could start, and stop', flag_values=values)
+    program.define(values)
     flags.DEFINE_integer(
         'verbosity', -1, 'messages of TensorFlow and Orbit: -1 few, 0 info, 1 debug', flag_values=values
     )
@@ -92,18 +114,17 @@ def _split(argv: list[str]) -> tuple[list[str], list[tuple[str, str]]]:
     return known, overrides
 
 
-def _parse_flags(values: flags.FlagValues, words: list[str]) -> None:
+def _parse_flags(values: flags.FlagValues, words: list[str], program: Program) -> None:
     try:
-        rest = values(['ctl.train', *words])[1:]
+        rest = values([program.name, *words])[1:]
     except flags.UnrecognizedFlagError as error:
-        names = [f'--{name}' for name in ('experiment', 'workdir', 'dry_run', 'verbosity', 'config.KEY')]
-        raise UserError(
-            f'--{error.flagname}: there is no such flag; {config_lib.nearest("--" + error.flagname, names)}'
-        ) from None
+        names = [f'--{name}' for name in values] + ['--config.KEY']
+        hint = config_lib.nearest(f'--{error.flagname}', names)
+        raise UserError(f'--{error.flagname}: there is no such flag; {hint}') from None
     except flags.Error as error:
         raise UserError(' '.join(str(error).split())) from None
     if rest:
-        raise UserError(f'{rest[0]}: flags begin with --. Usage: {USAGE}')
+        raise UserError(f'{rest[0]}: flags begin with --. Usage: {program.usage(values)}')
 
 
 def _make_config(module: types.ModuleType, experiment: str) -> ml_collections.ConfigDict:
@@ -142,12 +163,12 @@ def _experiment_named(words: list[str]) -> str:
     return ''
 
 
-def help_text(experiment: str = '') -> str:
+def help_text(program: Program, experiment: str = '') -> str:
     """The flags, the experiments and every config key with its default and unit, for one experiment or for all."""
     os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
-    values = _define()
-    lines = [f'usage: {USAGE}', '', 'flags:']
-    lines += [f'  --{name:<12} {values[name].help}' for name in ('experiment', 'workdir', 'dry_run', 'verbosity')]
+    values = _define(program)
+    lines = [f'usage: {program.usage(values)}', '', 'flags:']
+    lines += [f'  --{name:<12} {values[name].help}' for name in values]
     lines += ['', 'experiments:']
     lines += [f'  {name:<14} {summary}' for name, summary in list_experiments().items()]
     base = config_lib.flatten(config_lib.base_config())

@@ -11,9 +11,7 @@ import tensorflow as tf
 
 from ctl import config as config_lib
 from ctl.data import pipeline, records
-from ctl.data.inputs import Data, find_data
-from ctl.errors import UserError
-from ctl.experiment import DefaultData
+from ctl.data.inputs import Data, choose_data, find_data
 from ctl.optimizers import make_optimizer
 from ctl.runtime import devices, plan, reporting
 from ctl.runtime import workdir as workdir_lib
@@ -48,7 +46,7 @@ def run(
     devices.set_precision(config.train.precision)
     keras.utils.set_random_seed(config.train.seed)
 
-    default_data = _default_data(name, module, config, console)
+    default_data = choose_data(name, module, config, console.print)
     config_lib.resume(config, workdir_lib.read_config(workdir))
     data = find_data(config, strategy.num_replicas_in_sync, default_data)
 
@@ -150,16 +148,3 @@ def _train(
         evaluate.controller = controller
         controller.train(config.train.steps)
     return evaluate.newest
-
-
-def _default_data(
-    name: str, module: types.ModuleType, config: ml_collections.ConfigDict, console: rich.console.Console
-) -> DefaultData | None:
-    """Where no data is configured, has the experiment make its own and puts the globs into `config`."""
-    if config.data.train:
-        return None
-    if not hasattr(module, 'make_default_data'):
-        raise UserError(f'data.train is not set, and {name} has no data of its own: set data.train and data.eval.')
-    data = module.make_default_data(config, console.print)
-    config.data.train, config.data.eval = data.train, data.eval
-    return data

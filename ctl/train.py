@@ -5,36 +5,35 @@ Exit codes: 0 reached train.steps; 2 the input is wrong; 3 stopped by a guard; 1
 
 import sys
 
+from absl import flags as absl_flags
+
 from ctl import flags
-from ctl.errors import GuardError, UserError
+from ctl.errors import exit_code_of
+
+
+def _define(values: absl_flags.FlagValues) -> None:
+    absl_flags.DEFINE_bool('dry_run', False, 'print the plan, check that the run could start, stop', flag_values=values)
+
+
+PROGRAM = flags.Program('ctl.train', _define)
 
 
 def main(argv: list[str]) -> int:
     """Runs one command line, without the program's name, and returns the exit code."""
-    try:
-        request = flags.parse(argv)
-        if request is None:
-            return 0
-        # Here and not above: the flags have decided by now how much TensorFlow says while it is imported.
-        from ctl import loop
-        from ctl.runtime import reporting
-
-        reporting.quiet(request.verbosity)
-        loop.run(request.name, request.module, request.config, request.workdir, request.dry_run)
-        return 0
-    except (UserError, GuardError) as error:
-        print(f'error: {_as_raised(error)}', file=sys.stderr)
-        return error.exit_code
-    except KeyboardInterrupt:
-        print('stopped: the same command goes on from the last checkpoint.', file=sys.stderr)
-        return 130
+    return exit_code_of(lambda: train(argv))
 
 
-def _as_raised(error: Exception) -> Exception:
-    """The error itself, where TensorFlow has wrapped it into one of the same type with the text of a traceback."""
-    while type(error.__context__) is type(error):
-        error = error.__context__
-    return error
+def train(argv: list[str]) -> None:
+    """As `main`, but raises UserError and GuardError."""
+    request = flags.parse(argv, PROGRAM)
+    if request is None:
+        return
+    # Here and not above: the flags have decided by now how much TensorFlow says while it is imported.
+    from ctl import loop
+    from ctl.runtime import reporting
+
+    reporting.quiet(request.verbosity)
+    loop.run(request.name, request.module, request.config, request.workdir, request.own['dry_run'])
 
 
 if __name__ == '__main__':

@@ -26,7 +26,7 @@ import tokenizers
 from absl import app, flags
 
 from ctl import cache
-from ctl.errors import UserError
+from ctl.errors import UserError, exit_code_of
 from ctl.experiment import DefaultData
 
 Documents = list[list[str]]  # documents of sentences
@@ -313,8 +313,4 @@ if __name__ == '__main__':
     flags.DEFINE_integer('vocab_size', 30522, 'tokens in the vocabulary', lower_bound=len(SPECIAL_TOKENS) + 1)
     flags.DEFINE_integer('max_length', 128, 'tokens in a record', lower_bound=8)
     flags.DEFINE_integer('max_predictions', 20, 'masked tokens in a record, at most', lower_bound=1)
-    try:
-        app.run(main)
-    except UserError as error:
-        print(f'error: {error}', file=sys.stderr)
-        sys.exit(error.exit_code)
+    sys.exit(exit_code_of(lambda: app.run(main)))

@@ -1,11 +1,14 @@
 """What there is to read, and how it is shared: from the config to an index and a layout."""
 
 import dataclasses
+import types
+from collections.abc import Callable
 
 import ml_collections
 
 from ctl.data import shards
 from ctl.data.index import Index, find_files, load_index
+from ctl.errors import UserError
 from ctl.experiment import DefaultData
 
 
@@ -32,13 +35,31 @@ class Data:
     default: DefaultData | None
 
 
-def find_data(config: ml_collections.ConfigDict, replicas: int, default: DefaultData | None) -> Data:
+def choose_data(
+    name: str, module: types.ModuleType, config: ml_collections.ConfigDict, say: Callable[[str], None]
+) -> DefaultData | None:
+    """Where no data is configured, has the experiment make its own, and puts the globs into `config`.
+
+    Raises:
+      UserError: when the experiment has none.
+    """
+    if config.data.train:
+        return None
+    if not hasattr(module, 'make_default_data'):
+        raise UserError(f'data.train is not set, and {name} has no data of its own: set data.train and data.eval.')
+    data = module.make_default_data(config, say)
+    config.data.train, config.data.eval = data.train, data.eval
+    return data
+
+
+def find_data(config: ml_collections.ConfigDict, replicas: int, default: DefaultData | None, workers: int = 1) -> Data:
     """Finds the files, indexes them, and shares them; writes what it chose into `config`.
 
     Args:
       config: with `data.train` and `data.eval` set.
       replicas: R.
       default: what the experiment made, where it did.
+      workers: processes that the replicas are spread over.
 
     Raises:
       UserError: for files that cannot be read, a batch that does not divide, shards that cannot be.
@@ -62,5 +83,5 @@ def find_data(config: ml_collections.ConfigDict, replicas: int, default: Default
     eval_records = evaluation.records
     if config.eval.steps > 0:
         eval_records = min(eval_records, config.eval.steps * config.train.global_batch_size)
-    pipelines = replicas if config.devices.input_pipelines == 'per_replica' else 1
+    pipelines = replicas if config.devices.input_pipelines == 'per_replica' else workers
     return Data(train, evaluation, eval_records, layout, why, pipelines, default)

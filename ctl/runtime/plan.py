@@ -1,5 +1,6 @@
 """What a run is going to do, said before it does it."""
 
+import itertools
 import os
 import pathlib
 from collections.abc import Mapping
@@ -12,7 +13,7 @@ import rich.markup
 import rich.table
 import tensorflow as tf
 
-from ctl.data.index import common_folder
+from ctl.data.index import Index, common_folder
 from ctl.data.inputs import Data
 from ctl.experiment import Experiment
 from ctl.optimizers import decays
@@ -108,16 +109,20 @@ def run_rows(workdir: pathlib.Path, checkpoint: str | None, step: int, steps: in
 
 def feed_text(data: Data, step: int, replicas: int) -> str:
     """Which records each replica is fed in `step`, a line a replica: file, and record numbers within it."""
-    index, pipelines = data.train, data.pipelines
-    folder = common_folder(index.files)
-    lines = [f'Step {step} feeds (record numbers in the files of {_short(str(folder))}):']
-    for replica, records in enumerate(data.layout.replica_records(step, replicas, pipelines)):
-        files, numbers = index.locate(records)
+    lines = [f'Step {step} feeds (record numbers in the files of {_short(str(common_folder(data.train.files)))}):']
+    for replica, records in enumerate(data.layout.replica_records(step, replicas, data.pipelines)):
         parts = []
-        for file in dict.fromkeys(files.tolist()):
-            own = numbers[files == file]
-            more = f' +{len(own) - MOST_NUMBERS}' if len(own) > MOST_NUMBERS else ''
-            name = os.path.relpath(os.path.abspath(index.files[file]), folder)
-            parts.append(f'{name}: {" ".join(map(str, own[:MOST_NUMBERS]))}{more}')
-        lines.append(f'  replica {replica} (pipeline {replica * pipelines // replicas}): ' + ', '.join(parts))
+        for file, group in itertools.groupby(sorted(named_records(data.train, records)), lambda record: record[0]):
+            numbers = [str(number) for _, number in group]
+            more = f' +{len(numbers) - MOST_NUMBERS}' if len(numbers) > MOST_NUMBERS else ''
+            parts.append(f'{file}: {" ".join(numbers[:MOST_NUMBERS])}{more}')
+        lines.append(f'  replica {replica} (pipeline {replica * data.pipelines // replicas}): ' + ', '.join(parts))
     return '\n'.join(lines)
+
+
+def named_records(index: Index, records: np.ndarray) -> list[tuple[str, int]]:
+    """(file, number within it) of each record, files by their paths below the folder that holds all."""
+    folder = common_folder(index.files)
+    files, numbers = index.locate(records)
+    names = {file: os.path.relpath(os.path.abspath(index.files[file]), folder) for file in np.unique(files)}
+    return [(names[file], int(number)) for file, number in zip(files, numbers, strict=True)]

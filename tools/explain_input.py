@@ -1,0 +1,147 @@
+"""Says which records every replica reads in every step, and proves it on request.
+
+    python -m tools.explain_input --experiment=bert_mlm --config.devices.replicas=4 --steps=0:2 --verify
+
+Takes the flags of ctl.train; where the workdir holds a run, it is that run's input. `--verify` runs the real pipeline
+for those steps and compares what comes out with what was said: any difference ends with exit code 3.
+"""
+
+import json
+import sys
+from collections.abc import Iterator
+
+import numpy as np
+from absl import flags as absl_flags
+
+from ctl import config as config_lib
+from ctl import flags
+from ctl.errors import GuardError, UserError, exit_code_of
+
+Fed = list[list[int]]  # record numbers of each replica in one step
+
+
+def _define(values: absl_flags.FlagValues) -> None:
+    absl_flags.DEFINE_string('steps', '0:1', 'the steps A:B to explain, B not among them', flag_values=values)
+    absl_flags.DEFINE_bool('json', False, 'one JSON object a line, for each step and replica', flag_values=values)
+    absl_flags.DEFINE_bool('verify', False, 'read those steps with the real pipeline and compare', flag_values=values)
+    absl_flags.DEFINE_integer(
+        'workers', 1, 'simulate so many machines of devices.replicas each', lower_bound=1, flag_values=values
+    )
+
+
+PROGRAM = flags.Program('tools.explain_input', _define)
+
+
+def main(argv: list[str]) -> int:
+    """Runs one command line, without the program's name, and returns the exit code."""
+    return exit_code_of(lambda: explain(argv))
+
+
+def explain(argv: list[str]) -> None:
+    """As `main`, but raises UserError and GuardError."""
+    request = flags.parse(argv, PROGRAM)
+    if request is None:
+        return
+    # Here and not above: the flags have decided by now how much TensorFlow says while it is imported.
+    from ctl.data.inputs import choose_data, find_data
+    from ctl.runtime import devices, plan, reporting, workdir
+
+    reporting.quiet(request.verbosity)
+    steps, workers = _steps(request.own['steps']), request.own['workers']
+    config = request.config
+    strategy = devices.make_strategy(config.devices)
+    replicas = workers * strategy.num_replicas_in_sync
+    default_data = choose_data(request.name, request.module, config, lambda text: print(text, file=sys.stderr))
+    config_lib.resume(config, workdir.read_config(request.workdir))
+    data = find_data(config, replicas, default_data, workers)
+
+    for step in steps:
+        if request.own['json']:
+            for replica, records in enumerate(data.layout.replica_records(step, replicas, data.pipelines)):
+                named = [list(record) for record in plan.named_records(data.train, records)]
+                pipeline = replica * data.pipelines // replicas
+                print(json.dumps({'step': step, 'replica': replica, 'pipeline': pipeline, 'records': named}))
+        else:
+            print(plan.feed_text(data, step, replicas))
+    if not request.own['json']:
+        print(_coverage(data))
+    if request.own['verify']:
+        _verify(request, data, strategy, replicas, steps, workers)
+        print(f'verified: the pipeline read exactly this in steps {steps.start} to {steps.stop - 1}.', file=sys.stderr)
+
+
+def _steps(text: str) -> range:
+    start, colon, stop = text.partition(':')
+    if not (colon and start.isdigit() and stop.isdigit() and int(start) < int(stop)):
+        raise UserError(f'--steps={text}: expected A:B with A below B, like 0:10.')
+    return range(int(start), int(stop))
+
+
+def _coverage(data) -> str:
+    """What one epoch of every shard covers, counted and not argued."""
+    index, layout = data.train, data.layout
+    read = np.concatenate([shard.take(0, shard.records) for shard in layout.shards])
+    distinct = len(np.unique(read))
+    lines = [f'{layout.logical_shards} logical shards; {data.why}.']
+    for pipeline in range(data.pipelines):
+        mine = layout.pipeline_shards(pipeline, data.pipelines)
+        files = sorted({int(file) for shard in mine for file in index.locate(shard.starts)[0]})
+        records = sum(shard.records for shard in mine)
+        lines.append(
+            f'  pipeline {pipeline} of {data.pipelines}: shards {" ".join(str(shard.number) for shard in mine)}; '
+            f'{len(files)} files, {records:,} records ({records / index.records:.1%})'
+        )
+    complete = 'complete' if distinct == index.records else f'{index.records - distinct:,} records missing'
+    disjoint = 'disjoint' if distinct == len(read) else f'{len(read) - distinct:,} records twice'
+    lines.append(f'An epoch reads {len(read):,} of {index.records:,} records: {complete}, {disjoint}.')
+    return '\n'.join(lines)
+
+
+def _verify(request: flags.Request, data, strategy, replicas: int, steps: range, workers: int) -> None:
+    """Compares the arithmetic with the record numbers that the real pipeline carries beside the features.
+
+    Raises:
+      GuardError: at the first step and replica that differ.
+    """
+    from ctl.data import pipeline, records
+
+    with strategy.scope():
+        experiment = request.module.make_experiment(request.config)
+    names = records.check_records(data.train, experiment.features)
+    source = pipeline.Source(data.train, experiment.features, names, experiment.prepare)
+    dataset_fn = pipeline.make_train_dataset_fn(source, data.layout, steps.start)
+    if workers == 1:
+        fed = _read_distributed(strategy, pipeline.distribute(strategy, dataset_fn, data.pipelines > 1))
+    else:
+        fed = _read_simulated(dataset_fn, data.pipelines, replicas)
+    for step in steps:
+        said = [each.tolist() for each in data.layout.replica_records(step, replicas, data.pipelines)]
+        for replica, (read, expected) in enumerate(zip(next(fed), said, strict=True)):
+            if read != expected:
+                first = next(i for i in range(len(expected)) if read[i] != expected[i])
+                raise GuardError(
+                    f'step {step}, replica {replica}, place {first}: the pipeline read {data.train.name(read[first])}, '
+                    f'not {data.train.name(expected[first])}.'
+                )
+
+
+def _read_distributed(strategy, dataset) -> Iterator[Fed]:
+    """What strategy.run would be given, step after step."""
+    for batch in dataset:
+        yield [each.numpy().tolist() for each in strategy.experimental_local_results(batch['record'])]
+
+
+def _read_simulated(dataset_fn, pipelines: int, replicas: int) -> Iterator[Fed]:
+    """The same from `dataset_fn` alone, called as each of the workers would call it."""
+    import tensorflow as tf
+
+    contexts = [tf.distribute.InputContext(pipelines, pipeline, replicas) for pipeline in range(pipelines)]
+    iterators = [iter(dataset_fn(context)) for context in contexts]
+    while True:
+        yield [
+            next(iterator)['record'].numpy().tolist() for iterator in iterators for _ in range(replicas // pipelines)
+        ]
+
+
+if __name__ == '__main__':
+    sys.exit(main(sys.argv[1:]))
