@@ -57,6 +57,7 @@ BASE = {
         'shard_by': Setting(
             'auto', 'whether a share is whole files or a run of records', choices=('auto', 'file', 'record')
         ),
+        'digest': Setting('', 'of names, sizes and record counts of the training files; found at the first start'),
         'block_records': Setting(128, 'records read in one sequential piece', minimum=1),
         'window_records': Setting(
             1024, 'records shuffled together; blocks come to a window from the whole share', minimum=1
@@ -101,7 +102,7 @@ BASE = {
 CHANGEABLE = ('train.steps', 'train.microbatches', 'devices.', 'eval.', 'checkpoint.', 'log.')
 
 # Values that ask the program to choose; a later start keeps what was chosen.
-AUTOMATIC = {'data.logical_shards': 0, 'data.shard_by': 'auto'}
+AUTOMATIC = {'data.digest': '', 'data.logical_shards': 0, 'data.shard_by': 'auto'}
 
 # Help, choices and bounds by dotted key, for every setting any loaded experiment has declared.
 _settings: dict[str, Setting] = {}

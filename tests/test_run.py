@@ -102,6 +102,22 @@ def test_a_changed_key_is_refused_and_nothing_is_touched(flags, tmp_path, capsys
     assert {path: path.read_bytes() for path in tmp_path.rglob('*') if path.is_file()} == before
 
 
+@pytest.mark.parametrize('change', ['add a file', 'remove a file', 'add a record'])
+def test_a_run_whose_training_files_changed_is_refused(tmp_path, capsys, change):
+    words = [*write_data(tmp_path), f'--workdir={tmp_path / "run"}']
+    assert door(*words, '--config.train.steps=1') == 0
+    if change == 'add a file':
+        (tmp_path / 'train-9.tfrecord').write_bytes((tmp_path / 'train-0.tfrecord').read_bytes())
+    elif change == 'remove a file':
+        (tmp_path / 'train-3.tfrecord').unlink()
+    else:
+        both = (tmp_path / 'train-0.tfrecord').read_bytes() + (tmp_path / 'train-1.tfrecord').read_bytes()
+        (tmp_path / 'train-0.tfrecord').write_bytes(both)
+    assert door(*words, '--config.train.steps=2') == 2
+    error = capsys.readouterr().err.strip()
+    assert 'these are not the files that the run began with' in error and '\n' not in error
+
+
 def test_the_run_directory_holds_what_other_programs_read(unbroken):
     config = unbroken.config
     assert config['data']['logical_shards'] == 4 and config['data']['shard_by'] == 'file'

@@ -44,6 +44,12 @@ class Index:
     def records(self) -> int:
         return int(self.firsts[-1])
 
+    @functools.cached_property
+    def digest(self) -> str:
+        """16 hex digits that change when a file is added, removed, renamed, or holds more or fewer bytes or records."""
+        files = [(os.path.basename(f), int(o[-1]), len(o)) for f, o in zip(self.files, self.offsets, strict=True)]
+        return hashlib.sha256(repr(files).encode()).hexdigest()[:16]
+
     def locate(self, records: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """File and number within the file of each record, both of the shape of `records`."""
         files = np.searchsorted(self.firsts, records, side='right') - 1

@@ -66,6 +66,12 @@ def find_data(config: ml_collections.ConfigDict, replicas: int, default: Default
     """
     shards.check_batch(config.train.global_batch_size, replicas, config.train.microbatches)
     train = load_index(find_files(config.data.train, 'data.train'))
+    if config.data.digest not in ('', train.digest):
+        raise UserError(
+            f'data.train={config.data.train}: these are not the files that the run began with (digest {train.digest}, '
+            f'then {config.data.digest}): its order of records would change. Restore them, or choose another --workdir.'
+        )
+    config.data.digest = train.digest
     evaluation = load_index(find_files(config.data.eval, 'data.eval'))
     logical_shards, shard_by, why = shards.choose_shards(
         train.counts, config.train.global_batch_size, replicas, config.data.logical_shards, config.data.shard_by
