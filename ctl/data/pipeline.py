@@ -51,13 +51,14 @@ def make_train_dataset_fn(source: Source, layout: shards.Layout, first_step: int
         batch_size = input_context.get_per_replica_batch_size(layout.global_batch_size)
         mine = layout.pipeline_shards(input_context.input_pipeline_id, input_context.num_input_pipelines)
         position = first_step * layout.share
+        # Several steps at a time, so that handing on and parsing small shares costs no more than large ones.
+        steps = -(-PARSE_RECORDS // (layout.share * len(mine)))
         streams = [
-            _read_shard(source.index, shard, position).rebatch(layout.share, drop_remainder=True) for shard in mine
+            _read_shard(source.index, shard, position).rebatch(steps * layout.share, drop_remainder=True)
+            for shard in mine
         ]
-        records = tf.data.Dataset.zip(tuple(streams)).map(_join)
-        joined = layout.share * len(mine)  # this pipeline's part of a global batch
-        parsed = _parse(source, records, joined * -(-PARSE_RECORDS // joined))
-        batches = parsed.rebatch(batch_size, drop_remainder=True)
+        records = tf.data.Dataset.zip(tuple(streams)).map(lambda *shares: _join(shares, steps))
+        batches = _parse(source, records).rebatch(batch_size, drop_remainder=True)
         return _finish(source, batches, batch_size).apply(
             tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY)
         )
@@ -86,7 +87,7 @@ def make_eval_dataset_fn(source: Source, global_batch_size: int, records: int) -
             block_starts, block_counts = _file_blocks(source.index, start, end)
             shard = shards.Shard(0, block_starts, block_counts, blocks_per_window=8, seed=None)
             read = _read_shard(source.index, shard, 0, shard.windows)
-        parsed = _parse(source, read, max(batch_size, PARSE_RECORDS // batch_size * batch_size))
+        parsed = _parse(source, read.rebatch(max(batch_size, PARSE_RECORDS // batch_size * batch_size)))
         padding = tf.data.Dataset.from_tensors(_nothing()).map(lambda *nothing: _parse_batch(source, *nothing)).repeat()
         padded = parsed.rebatch(batch_size).concatenate(padding).take(batches).map(lambda b: _pad(b, batch_size))
         return _finish(source, padded, batch_size).apply(tf.data.experimental.assert_cardinality(batches))
@@ -160,28 +161,39 @@ def _read_shard(index: Index, shard: shards.Shard, position: int, windows: int |
     return tf.data.Dataset.range(first, last).flat_map(read_window).prefetch(1)
 
 
-def _join(*shares) -> tuple[tf.Tensor, tf.Tensor]:
-    """The shares of a pipeline's shards, laid end to end: the first replica's records come first."""
+def _join(shares: tuple, steps: int) -> tuple[tf.Tensor, tf.Tensor]:
+    """Shares of `steps` steps from each shard, laid out step after step, and in a step shard after shard.
+
+    The first replica's records come first in a step.
+    """
+
+    def interleave(*parts: tf.Tensor) -> tf.Tensor:
+        by_shard = tf.reshape(tf.stack(parts), [len(parts), steps, -1])
+        return tf.reshape(tf.transpose(by_shard, [1, 0, 2]), [-1])
+
     serialized, records = zip(*shares, strict=True)
-    return tf.concat(serialized, 0), tf.concat(records, 0)
+    return interleave(*serialized), interleave(*records)
 
 
-def _parse(source: Source, records: tf.data.Dataset, unit: int) -> tf.data.Dataset:
-    return records.rebatch(unit).map(
+def _parse(source: Source, records: tf.data.Dataset) -> tf.data.Dataset:
+    return records.map(
         lambda serialized, numbers: _parse_batch(source, serialized, numbers), num_parallel_calls=tf.data.AUTOTUNE
     )
 
 
-def _parse_batch(source: Source, serialized: tf.Tensor, numbers: tf.Tensor) -> Batch:
-    """string [n], int64 [n] -> features [n, ...], `record` [n], `example_weight` [n]."""
-    wire_dtype = {'int32': tf.int64}
-    spec = {
-        source.names[name]: tf.io.FixedLenFeature(feature.shape, wire_dtype.get(feature.dtype, feature.dtype))
+def parsing_spec(source: Source) -> dict[str, tf.io.FixedLenFeature]:
+    """What tf.io.parse_example is told, by the names in the records. Records hold integers as int64."""
+    return {
+        source.names[name]: tf.io.FixedLenFeature(feature.shape, {'int32': 'int64'}.get(feature.dtype, feature.dtype))
         for name, feature in source.features.items()
     }
+
+
+def _parse_batch(source: Source, serialized: tf.Tensor, numbers: tf.Tensor) -> Batch:
+    """string [n], int64 [n] -> features [n, ...], `record` [n], `example_weight` [n]."""
     # The names come back in the parser's error messages: `records.explain` reads them.
     names = tf.strings.as_string(numbers)
-    parsed = tf.io.parse_example(serialized, spec, example_names=names)
+    parsed = tf.io.parse_example(serialized, parsing_spec(source), example_names=names)
     batch = {}
     for name, feature in source.features.items():
         value = parsed[source.names[name]]
