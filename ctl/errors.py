@@ -24,7 +24,7 @@ def exit_code_of(program: Callable[[], None]) -> int:
         print(f'error: {_as_raised(error)}', file=sys.stderr)
         return error.exit_code
     except KeyboardInterrupt:
-        print('stopped by Ctrl-C.', file=sys.stderr)
+        print('stopped by Ctrl-C; with the same command, a run goes on from its last checkpoint.', file=sys.stderr)
         return 130
     return 0
 

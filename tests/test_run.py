@@ -4,8 +4,10 @@ import json
 import os
 import pathlib
 import re
+import signal
 import subprocess
 import sys
+import threading
 
 import numpy as np
 import pytest
@@ -294,6 +296,31 @@ def test_on_a_terminal_there_is_a_progress_bar_with_step_loss_rate_and_time_left
     text = re.sub(r'\x1b\[[0-9;?]*[a-zA-Z]', '', result.stdout)
     assert re.search(r'step 3/3 .*loss \d+\.\d+  \d+\.\d examples/s ETA 0:00:00', text)
     assert not re.search(r'^step 2/3  loss', text, re.MULTILINE)
+
+
+def test_ctrl_c_ends_with_exit_130_and_one_line_and_the_same_command_goes_on(flags, tmp_path):
+    words = [*flags, *overrides(train__steps=100000, checkpoint__every=2, log__every=2), f'--workdir={tmp_path}']
+    with subprocess.Popen(
+        [sys.executable, '-m', 'ctl.train', *words], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        watchdog = threading.Timer(120, process.kill)
+        watchdog.start()
+        try:
+            for line in process.stdout:
+                if line.startswith('step 6/'):
+                    process.send_signal(signal.SIGINT)
+                    break
+            error = process.communicate()[1]
+        finally:
+            watchdog.cancel()
+            process.kill()
+    assert process.returncode == 130
+    assert error == 'stopped by Ctrl-C; with the same command, a run goes on from its last checkpoint.\n'
+    saved = int(Workdir(tmp_path).tensors('step')['step/.ATTRIBUTES/VARIABLE_VALUE'])
+    assert saved >= 4
+    assert door(*words, f'--config.train.steps={saved + 1}') == 0
+    steps = [line['step'] for line in Workdir(tmp_path).lines('train')]
+    assert steps == list(range(2, saved + 1, 2))
 
 
 def test_a_mistake_in_a_fresh_process_ends_with_exit_2_and_one_line(tmp_path):
