@@ -33,5 +33,5 @@ def test_replicas_and_microbatches_make_the_update_of_one_replica(one_replica, t
     assert relative_difference(expected.weights, found.weights) <= 1e-5
     for a, b in zip(expected.lines('train'), found.lines('train'), strict=True):
         assert b['loss'] == pytest.approx(a['loss'], rel=1e-5)
-        assert b['examples'] == a['examples'] == 8 * a['step']
+        assert b['examples'] == a['examples'] == 8 * a['step']  # C16
     assert found.lines('eval')[-1]['loss'] == pytest.approx(expected.lines('eval')[-1]['loss'], rel=1e-5)
