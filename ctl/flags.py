@@ -13,7 +13,7 @@ from absl import flags
 from ml_collections import config_flags
 
 from ctl import config as config_lib
-from ctl.errors import UserError
+from ctl.errors import UserError, exit_code_of
 from ctl.experiment import list_experiments, load_experiment
 
 
@@ -49,6 +49,20 @@ class Program:
 
     name: str
     define: Callable[[flags.FlagValues], None]
+
+    def run(self, argv: list[str], body: Callable[[Request], None]) -> int:
+        """Runs `body` on what a command line, without the program's name, asks for; returns the exit code."""
+
+        def parse_and_run() -> None:
+            request = parse(argv, self)
+            if request is not None:
+                # Here and not above: the flags have decided by now how much TensorFlow says while it is imported.
+                from ctl.runtime import reporting
+
+                reporting.quiet(request.verbosity)
+                body(request)
+
+        return exit_code_of(parse_and_run)
 
     def usage(self, values: flags.FlagValues) -> str:
         own = ' '.join(f'[--{name}]' for name in values if name not in COMMON)

@@ -8,7 +8,6 @@ import sys
 from absl import flags as absl_flags
 
 from ctl import flags
-from ctl.errors import exit_code_of
 
 
 def _define(values: absl_flags.FlagValues) -> None:
@@ -20,19 +19,13 @@ PROGRAM = flags.Program('ctl.train', _define)
 
 def main(argv: list[str]) -> int:
     """Runs one command line, without the program's name, and returns the exit code."""
-    return exit_code_of(lambda: train(argv))
+    return PROGRAM.run(argv, train)
 
 
-def train(argv: list[str]) -> None:
-    """As `main`, but raises UserError and GuardError."""
-    request = flags.parse(argv, PROGRAM)
-    if request is None:
-        return
-    # Here and not above: the flags have decided by now how much TensorFlow says while it is imported.
-    from ctl import loop
-    from ctl.runtime import reporting
+def train(request: flags.Request) -> None:
+    """Trains what is asked for; raises UserError and GuardError."""
+    from ctl import loop  # imports TensorFlow
 
-    reporting.quiet(request.verbosity)
     loop.run(request.name, request.module, request.config, request.workdir, request.own['dry_run'])
 
 

@@ -16,7 +16,6 @@ from collections.abc import Callable
 from absl import flags as absl_flags
 
 from ctl import flags
-from ctl.errors import exit_code_of
 
 
 def _define(values: absl_flags.FlagValues) -> None:
@@ -30,20 +29,15 @@ PROGRAM = flags.Program('tools.bench_input', _define)
 
 def main(argv: list[str]) -> int:
     """Runs one command line, without the program's name, and returns the exit code."""
-    return exit_code_of(lambda: bench(argv))
+    return PROGRAM.run(argv, bench)
 
 
-def bench(argv: list[str]) -> None:
-    """As `main`, but raises UserError and GuardError."""
-    request = flags.parse(argv, PROGRAM)
-    if request is None:
-        return
-    # Here and not above: the flags have decided by now how much TensorFlow says while it is imported.
+def bench(request: flags.Request) -> None:
+    """Does what is asked for; raises UserError and GuardError."""
     from ctl.data import pipeline, records
     from ctl.data.inputs import choose_data, find_data
-    from ctl.runtime import devices, reporting
+    from ctl.runtime import devices
 
-    reporting.quiet(request.verbosity)
     config = request.config
     devices.make_strategy(config.devices)
     default_data = choose_data(request.name, request.module, config, lambda text: print(text, file=sys.stderr))

@@ -15,7 +15,7 @@ from absl import flags as absl_flags
 
 from ctl import config as config_lib
 from ctl import flags
-from ctl.errors import GuardError, UserError, exit_code_of
+from ctl.errors import GuardError, UserError
 
 Fed = list[list[int]]  # record numbers of each replica in one step
 
@@ -34,19 +34,14 @@ PROGRAM = flags.Program('tools.explain_input', _define)
 
 def main(argv: list[str]) -> int:
     """Runs one command line, without the program's name, and returns the exit code."""
-    return exit_code_of(lambda: explain(argv))
+    return PROGRAM.run(argv, explain)
 
 
-def explain(argv: list[str]) -> None:
-    """As `main`, but raises UserError and GuardError."""
-    request = flags.parse(argv, PROGRAM)
-    if request is None:
-        return
-    # Here and not above: the flags have decided by now how much TensorFlow says while it is imported.
+def explain(request: flags.Request) -> None:
+    """Does what is asked for; raises UserError and GuardError."""
     from ctl.data.inputs import choose_data, find_data
-    from ctl.runtime import devices, plan, reporting, workdir
+    from ctl.runtime import devices, plan, workdir
 
-    reporting.quiet(request.verbosity)
     steps, workers = _steps(request.own['steps']), request.own['workers']
     config = request.config
     strategy = devices.make_strategy(config.devices)
