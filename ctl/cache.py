@@ -29,9 +29,8 @@ def appears_whole(path: pathlib.Path) -> Iterator[pathlib.Path]:
         path.parent.mkdir(parents=True, exist_ok=True)
         scratch = pathlib.Path(tempfile.mkdtemp(prefix=f'.{path.name}-', dir=path.parent))
     except OSError as error:
-        raise UserError(
-            f'{path.parent} cannot be written ({error.strerror}): set XDG_CACHE_HOME to a folder that can.'
-        ) from None
+        hint = ': set XDG_CACHE_HOME to a folder that can' if path.is_relative_to(cache_folder()) else ''
+        raise UserError(f'{path.parent} cannot be written ({error.strerror}){hint}.') from None
     try:
         yield scratch / path.name
         try:

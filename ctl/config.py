@@ -57,11 +57,20 @@ BASE = {
         'shard_by': Setting(
             'auto', 'whether a share is whole files or a run of records', choices=('auto', 'file', 'record')
         ),
-        'digest': Setting('', 'of names, sizes and record counts of the training files; found at the first start'),
+        'digest': Setting('', 'of the names and records of the training files; found at the first start'),
         'block_records': Setting(128, 'records read in one sequential piece', minimum=1),
         'window_records': Setting(
             1024, 'records shuffled together; blocks come to a window from the whole share', minimum=1
         ),
+        'window_mebibytes': Setting(
+            1024, 'most memory of all windows together; large records make windows smaller', minimum=1
+        ),
+        'on_bad_record': Setting(
+            'fail',
+            'a damaged or wrong record stops the run, or is left out or given weight 0',
+            choices=('fail', 'skip'),
+        ),
+        'max_bad_records': Setting(100, 'bad records, each counted once, that may be skipped', minimum=0),
     },
     'optimizer': {
         'name': Setting('adamw', 'Keras optimizer', choices=('adamw', 'lamb', 'sgd', 'adam')),
@@ -99,7 +108,11 @@ BASE = {
 }
 
 # What a later start of the same run may change. Anything else would make it another run.
-CHANGEABLE = ('train.steps', 'train.microbatches', 'devices.', 'eval.', 'checkpoint.', 'log.')
+CHANGEABLE = (
+    *('train.steps', 'train.microbatches', 'devices.', 'eval.', 'checkpoint.', 'log.'),
+    # A damaged record is out of the index from the first start on; one that is wrong keeps its place.
+    *('data.on_bad_record', 'data.max_bad_records'),
+)
 
 # Values that ask the program to choose; a later start keeps what was chosen.
 AUTOMATIC = {'data.digest': '', 'data.logical_shards': 0, 'data.shard_by': 'auto'}

@@ -11,9 +11,17 @@ class UserError(Exception):
 
 
 class GuardError(Exception):
-    """A guard stopped the run (a non-finite loss, say). The message says where, and what to look at."""
+    """A guard stopped the run (a non-finite loss, say). The message says where, and what to look at.
+
+    Attributes:
+      step: the number of the step that the guard met, counting from 0, where it was a step.
+    """
 
     exit_code = 3
+
+    def __init__(self, message: str, step: int | None = None):
+        super().__init__(message)
+        self.step = step
 
 
 def exit_code_of(program: Callable[[], None]) -> int:

@@ -82,7 +82,8 @@ class DefaultData:
     references: Mapping[str, tuple[float, str]] = dataclasses.field(default_factory=dict)
 
 
-def _unchanged(batch):
+def unchanged(batch: dict) -> dict:
+    """`prepare` where there is nothing to prepare."""
     return batch
 
 
@@ -100,7 +101,7 @@ class Experiment:
     features: Mapping[str, Feature]
     models: Mapping[str, Any]
     objectives: Sequence[Objective]
-    prepare: Callable[[dict], dict] = _unchanged
+    prepare: Callable[[dict], dict] = unchanged
 
 
 def list_experiments() -> dict[str, str]:

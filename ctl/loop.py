@@ -1,5 +1,6 @@
 """A run from its first line to its last, in the order things happen."""
 
+import functools
 import pathlib
 import types
 
@@ -7,11 +8,12 @@ import keras
 import ml_collections
 import orbit
 import rich.console
-import tensorflow as tf
 
 from ctl import config as config_lib
 from ctl.data import pipeline, records
+from ctl.data.bad_records import BadRecords
 from ctl.data.inputs import Data, choose_data, find_data
+from ctl.errors import GuardError
 from ctl.optimizers import make_optimizer
 from ctl.runtime import devices, plan, reporting
 from ctl.runtime import workdir as workdir_lib
@@ -41,14 +43,16 @@ def run(
       GuardError: when a guard stopped the run.
     """
     console = reporting.make_console()
+    say = functools.partial(console.print, markup=False)
     strategy = devices.make_strategy(config.devices)  # before any other TensorFlow object
     keras.utils.clear_session()  # layers without a name get the same one in every process; it forgets the precision
     devices.set_precision(config.train.precision)
     keras.utils.set_random_seed(config.train.seed)
 
-    default_data = choose_data(name, module, config, console.print)
+    default_data = choose_data(name, module, config, say)
     config_lib.resume(config, workdir_lib.read_config(workdir))
-    data = find_data(config, strategy.num_replicas_in_sync, default_data)
+    bad = BadRecords(config.data, say)
+    data = find_data(config, strategy.num_replicas_in_sync, default_data, bad, console)
 
     with strategy.scope():
         experiment = module.make_experiment(config)
@@ -63,14 +67,10 @@ def run(
             seed=config.train.seed,
             microbatches=config.train.microbatches,
             report_every=config.log.every,
+            count_skipped=bad.skip,
             communication=devices.communication_options(config.devices.all_reduce),
         )
-    source, eval_source = (
-        pipeline.Source(
-            index, experiment.features, records.check_records(index, experiment.features), experiment.prepare
-        )
-        for index in (data.train, data.evaluation)
-    )
+    source, eval_source = (records.make_source(index, experiment, bad) for index in (data.train, data.evaluation))
     checkpoints = Checkpoints(
         workdir / 'checkpoints', config.checkpoint.keep, trainer.step, experiment, optimizers, trainer.sums
     )
@@ -83,12 +83,13 @@ def run(
             'experiment': name,
             **plan.device_rows(config, strategy),
             **plan.data_rows(config, data),
+            **plan.bad_rows(config, bad),
             **plan.model_rows(experiment, config.train.steps),
             **plan.run_rows(workdir, checkpoints.newest, step, config.train.steps),
         },
     )
     if dry_run:
-        console.print(plan.feed_text(data, step, strategy.num_replicas_in_sync))
+        say(plan.feed_text(data, step, strategy.num_replicas_in_sync))
         console.print('Dry run: the run could start. Nothing was trained, and nothing written to the workdir.')
         return
     if step >= config.train.steps:
@@ -98,20 +99,24 @@ def run(
         return
 
     workdir_lib.write_config(workdir, config_lib.to_json(config))
+    bad.keep(workdir / 'bad_records.jsonl')
     train_fn = pipeline.make_train_dataset_fn(source, data.layout, step)
-    eval_fn = pipeline.make_eval_dataset_fn(eval_source, config.train.global_batch_size, data.eval_records)
+    eval_fn = pipeline.make_eval_dataset_fn(
+        eval_source, config.train.global_batch_size, data.eval_records, data.layout.window_records
+    )
     # Only now is it known which step comes next: a distributed iterator cannot be restored, but it can start anywhere.
     trainer.train_dataset = pipeline.distribute(strategy, train_fn, per_replica=data.pipelines > 1)
     eval_dataset = pipeline.distribute(strategy, eval_fn, per_replica=data.pipelines > 1)
     evaluator = Evaluator(strategy, experiment.objectives, eval_dataset)
     try:
-        newest = _train(config, workdir, console, data, trainer, evaluator, checkpoints)
-    except tf.errors.OpError as error:
-        for failed in (source, eval_source):
-            records.explain(error, failed.index, failed.features, failed.names)
+        with records.explained(source, eval_source):
+            newest = _train(config, workdir, console, data, trainer, evaluator, checkpoints, bad)
+    except GuardError as error:
+        if error.step is not None:
+            say(plan.feed_text(data, error.step, strategy.num_replicas_in_sync, most=None))
         raise
     references = data.default.references if data.default else {}
-    reporting.print_summary(console, workdir, checkpoints.newest, newest, references)
+    reporting.print_summary(console, workdir, checkpoints.newest, newest, references, str(bad) if bad.skip else None)
 
 
 def _train(
@@ -122,6 +127,7 @@ def _train(
     trainer: Trainer,
     evaluator: Evaluator,
     checkpoints: Checkpoints,
+    bad: BadRecords,
 ) -> dict[str, float]:
     """Orbit's outer loop, from the trainer's step to the last, and what happens between steps; the last evaluation."""
     calendar, step = Calendar.of(config), trainer.step
@@ -137,7 +143,7 @@ def _train(
             strategy=trainer.strategy,
             steps_per_loop=calendar.loop,
             train_actions=[
-                Report(metrics, progress, step, batch_size),
+                Report(metrics, progress, step, batch_size, bad),
                 evaluate,
                 Save(calendar, checkpoints, step),
             ],

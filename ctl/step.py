@@ -108,8 +108,8 @@ class Trainer(orbit.StandardTrainer):
 
     Attributes:
       step: int64 variable, the steps done. Counted here and nowhere else.
-      sums: float64 variables by name, summed over the steps since the last report; they belong in the checkpoint, so
-        that a resumed run reports what an unbroken one does.
+      sums: float64 variables by name, summed over the steps since the last report (`skipped_examples` over all steps);
+        they belong in the checkpoint, so that a resumed run reports what an unbroken one does.
     """
 
     def __init__(
@@ -121,19 +121,23 @@ class Trainer(orbit.StandardTrainer):
         seed: int,
         microbatches: int,
         report_every: int,
+        count_skipped: bool = False,
         communication: tf.distribute.experimental.CommunicationOptions | None = None,
     ):
-        """`optimizers` by objective name, the rest as in the config. In strategy.scope(); set `train_dataset` later."""
+        """`optimizers` by objective name, the rest as in the config. In strategy.scope(); set `train_dataset` later.
+
+        `count_skipped`: whether to count and report the examples of weight 0.
+        """
         super().__init__(train_dataset=None)
         self.step = orbit.utils.create_global_step()
         self.strategy, self._objectives, self._optimizers = strategy, tuple(objectives), dict(optimizers)
-        names = ['steps', 'loss', *(name for objective in objectives for name in self._names(objective))]
-        self.sums = {
-            name: tf.Variable(0.0, dtype=tf.float64, trainable=False, name=name) for name in dict.fromkeys(names)
-        }
+        of_objectives = [name for objective in objectives for name in self._names(objective)]
+        names = dict.fromkeys(['steps', 'loss', 'skipped_examples', *of_objectives])
+        self.sums = {name: tf.Variable(0.0, dtype=tf.float64, trainable=False, name=name) for name in names}
         self._timed_steps, self._timed_seconds = 0, 0.0  # of this process: a restart must not inflate the rate
         self._seed, self._microbatches, self._report_every = seed, microbatches, report_every
-        self._communication = communication
+        self._count_skipped, self._communication = count_skipped, communication
+        self._first_not_finite = tf.Variable(-1, dtype=tf.int64, trainable=False)
 
     def train_loop_begin(self):
         self._began_at_step, self._began = int(self.step.numpy()), time.perf_counter()
@@ -145,6 +149,9 @@ class Trainer(orbit.StandardTrainer):
             # Reduced already: every replica has the same.
             same = self.strategy.experimental_local_results(value)[0]
             self.sums[name].assign_add(tf.cast(same, tf.float64))
+            if name == 'loss':
+                newly = (self._first_not_finite < 0) & ~tf.math.is_finite(same)
+                self._first_not_finite.assign(tf.where(newly, self.step, self._first_not_finite))
         self.sums['steps'].assign_add(1.0)
         self.step.assign_add(1)
 
@@ -161,6 +168,9 @@ class Trainer(orbit.StandardTrainer):
                     objective, optimizer, batch, seed, self._microbatches, self._communication
                 )
             loss += results[value_name]
+        if self._count_skipped:
+            skipped = tf.reduce_sum(tf.cast(batch['example_weight'] == 0, tf.float32))
+            results['skipped_examples'] = reduce.sum_over_replicas([skipped], self._communication)[0]
         return {**results, 'loss': loss}
 
     def _names(self, objective: Objective) -> tuple[str, str, str]:
@@ -180,19 +190,23 @@ class Trainer(orbit.StandardTrainer):
         self._timed_steps += step - self._began_at_step
         self._timed_seconds += time.perf_counter() - self._began
         if not math.isfinite(sums['loss']):
-            first = step - int(sums['steps']) + 1
+            first = int(self._first_not_finite.numpy())
             raise GuardError(
-                f'the loss became {sums["loss"]} in steps {first} to {step}; nothing was saved after it. Look at '
-                'optimizer.learning_rate, optimizer.warmup_steps and optimizer.clip_norm, or at the data.'
+                f'the loss became {sums["loss"]} in step {first}; nothing was saved after it. Look at the records of '
+                'that step, listed above, and at optimizer.learning_rate, warmup_steps and clip_norm.',
+                step=first,
             )
         if step % self._report_every:
             return {}
-        steps = sums.pop('steps')
+        steps, skipped = sums.pop('steps'), sums.pop('skipped_examples')
         report = {name: value / steps for name, value in sums.items()}
+        if self._count_skipped:
+            report['skipped_examples'] = int(skipped)
         report['steps_per_second'] = self._timed_steps / self._timed_seconds
         self._timed_steps, self._timed_seconds = 0, 0.0
-        for variable in self.sums.values():
-            variable.assign(0.0)
+        for name, variable in self.sums.items():
+            if name != 'skipped_examples':
+                variable.assign(0.0)
         return report
 
 

@@ -38,15 +38,19 @@ def make_record(rng: np.random.Generator, **changed) -> dict[str, np.ndarray]:
     return {name: value for name, value in record.items() if value is not None}
 
 
-def write_file(path: pathlib.Path, records: list[dict]) -> None:
-    with tf.io.TFRecordWriter(str(path)) as writer:
+def write_file(path: pathlib.Path, records: list[dict], compression: str = '') -> None:
+    """`compression` is '', 'GZIP' or 'ZLIB'."""
+    with tf.io.TFRecordWriter(str(path), compression) as writer:
         for record in records:
             writer.write(make_example(record).SerializeToString())
 
 
-def write_files(folder: pathlib.Path, counts: list[int], split: str = 'train', seed: int = 0) -> str:
-    """Files of `counts` records each, and the glob that matches them."""
+def write_files(
+    folder: pathlib.Path, counts: list[int], split: str = 'train', seed: int = 0, compression: tuple[str, ...] = ('',)
+) -> str:
+    """Files of `counts` records each, compressed with each of `compression` in turn, and the glob that matches them."""
     rng = np.random.default_rng(seed)
     for i, count in enumerate(counts):
-        write_file(folder / f'{split}-{i}.tfrecord', [make_record(rng) for _ in range(count)])
+        records = [make_record(rng) for _ in range(count)]
+        write_file(folder / f'{split}-{i}.tfrecord', records, compression[i % len(compression)])
     return str(folder / f'{split}-*.tfrecord')

@@ -1,12 +1,16 @@
 """What the pipelines read is what the arithmetic says, in both modes, from any step."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from ctl.data import pipeline, shards
+from ctl.data.bad_records import BadRecords
 from ctl.data.index import find_files, load_index
-from ctl.data.records import check_records
+from ctl.data.records import make_source
+from ctl.experiment import Experiment
 from experiments import bert_mlm
 from tests import bert_records
 
@@ -21,8 +25,8 @@ def source(tmp_path_factory):
     config = bert_mlm.get_config()
     for key, value in bert_records.FITTING.items():
         config.model[key.removeprefix('model.')] = value
-    features = bert_mlm.make_features(config.model)
-    return pipeline.Source(index, features, check_records(index, features), lambda batch: batch)
+    experiment = Experiment(bert_mlm.make_features(config.model), models={}, objectives=[])
+    return make_source(index, experiment, BadRecords(config.data, print))
 
 
 def make_layout(source, logical_shards=6, shard_by='file'):
@@ -67,7 +71,7 @@ def test_replicas_are_fed_the_records_that_the_arithmetic_says(source, replicas,
 def test_evaluation_reads_each_record_once_and_pads_the_rest_with_weight_0(source, replicas, per_replica, records):
     pipelines = replicas if per_replica else 1
     steps = pipeline.eval_steps(records, GLOBAL_BATCH, pipelines)
-    dataset_fn = pipeline.make_eval_dataset_fn(source, GLOBAL_BATCH, records)
+    dataset_fn = pipeline.make_eval_dataset_fn(source, GLOBAL_BATCH, records, block_records=16)
     strategy = make_strategy(replicas)
     read = []
     for batches in distributed_batches(strategy, dataset_fn, per_replica, steps):
@@ -91,9 +95,7 @@ def test_a_pipeline_opens_only_its_own_files(source, tmp_path):
     """Files 1, 3, 5 are away: pipeline 0 of 2 does not notice."""
     layout = make_layout(source)
     paths = tuple(p if i % 2 == 0 else str(tmp_path / 'gone') for i, p in enumerate(source.index.files))
-    partial = pipeline.Source(
-        type(source.index)(paths, source.index.offsets), source.features, source.names, source.prepare
-    )
+    partial = dataclasses.replace(source, index=dataclasses.replace(source.index, files=paths))
     context = tf.distribute.InputContext(num_input_pipelines=2, input_pipeline_id=0, num_replicas_in_sync=2)
     dataset = pipeline.make_train_dataset_fn(partial, layout, 0)(context)
     assert len(list(dataset.take(30))) == 30

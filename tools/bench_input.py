@@ -34,17 +34,22 @@ def main(argv: list[str]) -> int:
 
 def bench(request: flags.Request) -> None:
     """Does what is asked for; raises UserError and GuardError."""
-    from ctl.data import pipeline, records
+    from ctl.data import records
+    from ctl.data.bad_records import BadRecords
     from ctl.data.inputs import choose_data, find_data
     from ctl.runtime import devices
 
     config = request.config
     devices.make_strategy(config.devices)
-    default_data = choose_data(request.name, request.module, config, lambda text: print(text, file=sys.stderr))
+
+    def say(text: str) -> None:
+        print(text, file=sys.stderr)
+
+    default_data = choose_data(request.name, request.module, config, say)
     experiment = request.module.make_experiment(config)
-    index = find_data(config.copy_and_resolve_references(), 1, default_data).train
-    names = records.check_records(index, experiment.features)
-    source = pipeline.Source(index, experiment.features, names, experiment.prepare)
+    bad = BadRecords(config.data, say)
+    index = find_data(config.copy_and_resolve_references(), 1, default_data, bad).train
+    source = records.make_source(index, experiment, bad)
     pipelines = {'raw read': (1024, _raw_read(source)), 'TF1 style, batch 32': (32, _one_by_one(source, 32))}
     for batch_size in (32, 256):
         pipelines[f'ctl, batch {batch_size}'] = (batch_size, _ours(source, config, batch_size))
@@ -63,17 +68,12 @@ def _ours(source, config, batch_size: int):
     import tensorflow as tf
 
     from ctl.data import pipeline, shards
+    from ctl.data.inputs import make_layout
 
+    config = config.copy_and_resolve_references()
+    config.train.global_batch_size = batch_size
     logical_shards, shard_by, _ = shards.choose_shards(source.index.counts, batch_size, 1)
-    layout = shards.Layout(
-        counts=source.index.counts,
-        global_batch_size=batch_size,
-        logical_shards=logical_shards,
-        shard_by=shard_by,
-        seed=config.train.seed,
-        block_records=config.data.block_records,
-        window_records=config.data.window_records,
-    )
+    layout = make_layout(source.index, config, logical_shards, shard_by)
     return pipeline.make_train_dataset_fn(source, layout, 0)(tf.distribute.InputContext())
 
 

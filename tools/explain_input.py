@@ -39,6 +39,7 @@ def main(argv: list[str]) -> int:
 
 def explain(request: flags.Request) -> None:
     """Does what is asked for; raises UserError and GuardError."""
+    from ctl.data.bad_records import BadRecords
     from ctl.data.inputs import choose_data, find_data
     from ctl.runtime import devices, plan, workdir
 
@@ -46,9 +47,14 @@ def explain(request: flags.Request) -> None:
     config = request.config
     strategy = devices.make_strategy(config.devices)
     replicas = workers * strategy.num_replicas_in_sync
-    default_data = choose_data(request.name, request.module, config, lambda text: print(text, file=sys.stderr))
+
+    def say(text: str) -> None:
+        print(text, file=sys.stderr)
+
+    default_data = choose_data(request.name, request.module, config, say)
     config_lib.resume(config, workdir.read_config(request.workdir))
-    data = find_data(config, replicas, default_data, workers)
+    bad = BadRecords(config.data, say)
+    data = find_data(config, replicas, default_data, bad, workers=workers)
 
     for step in steps:
         if request.own['json']:
@@ -61,7 +67,7 @@ def explain(request: flags.Request) -> None:
     if not request.own['json']:
         print(_coverage(data))
     if request.own['verify']:
-        _verify(request, data, strategy, replicas, steps, workers)
+        _verify(request, data, bad, strategy, replicas, steps, workers)
         print(f'verified: the pipeline read exactly this in steps {steps.start} to {steps.stop - 1}.', file=sys.stderr)
 
 
@@ -92,7 +98,7 @@ def _coverage(data) -> str:
     return '\n'.join(lines)
 
 
-def _verify(request: flags.Request, data, strategy, replicas: int, steps: range, workers: int) -> None:
+def _verify(request: flags.Request, data, bad, strategy, replicas: int, steps: range, workers: int) -> None:
     """Compares the arithmetic with the record numbers that the real pipeline carries beside the features.
 
     Raises:
@@ -102,16 +108,17 @@ def _verify(request: flags.Request, data, strategy, replicas: int, steps: range,
 
     with strategy.scope():
         experiment = request.module.make_experiment(request.config)
-    names = records.check_records(data.train, experiment.features)
-    source = pipeline.Source(data.train, experiment.features, names, experiment.prepare)
+    source = records.make_source(data.train, experiment, bad)
     dataset_fn = pipeline.make_train_dataset_fn(source, data.layout, steps.start)
     if workers == 1:
         fed = _read_distributed(strategy, pipeline.distribute(strategy, dataset_fn, data.pipelines > 1))
     else:
         fed = _read_simulated(dataset_fn, data.pipelines, replicas)
     for step in steps:
+        with records.explained(source):
+            read_now = next(fed)
         said = [each.tolist() for each in data.layout.replica_records(step, replicas, data.pipelines)]
-        for replica, (read, expected) in enumerate(zip(next(fed), said, strict=True)):
+        for replica, (read, expected) in enumerate(zip(read_now, said, strict=True)):
             if read != expected:
                 first = next(i for i in range(len(expected)) if read[i] != expected[i])
                 raise GuardError(

@@ -26,6 +26,8 @@ import tokenizers
 from absl import app, flags
 
 from ctl import cache
+from ctl.data import tables
+from ctl.data.scan import scan
 from ctl.errors import UserError, exit_code_of
 from ctl.experiment import DefaultData
 
@@ -152,6 +154,7 @@ def write_records(documents: Documents, folder: pathlib.Path, vocab_size: int, m
     evaluation = list(make_instances(eval_tokens, np.random.default_rng(PASSES), *shape))
     _write_files(folder, 'train', TRAIN_FILES, train)
     _write_files(folder, 'eval', EVAL_FILES, evaluation)
+    write_index(folder)
     about = {
         'sentences': sum(map(len, documents)),
         'tokens': sum(len(sentence) for document in train_tokens for sentence in document),
@@ -265,6 +268,12 @@ def _write_files(folder: pathlib.Path, split: str, files: int, instances: Sequen
         with tf.io.TFRecordWriter(str(path)) as writer:
             for instance in instances[i::files]:
                 writer.write(make_example(instance).SerializeToString())
+
+
+def write_index(folder: pathlib.Path) -> None:
+    """Leaves beside the records of a folder where each of them is."""
+    paths = sorted(map(str, folder.glob('*.tfrecord')))
+    tables.write_beside(str(folder), {path: scan(path, lambda size: None) for path in paths})
 
 
 def make_example(instance: dict[str, np.ndarray]) -> tf.train.Example:

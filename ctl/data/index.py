@@ -1,4 +1,4 @@
-"""Which records there are: the files of a glob, and the byte offset of every record in them."""
+"""Which records there are: the files of a glob, and where every sound record in them begins."""
 
 import concurrent.futures
 import dataclasses
@@ -7,53 +7,102 @@ import glob
 import hashlib
 import os
 import pathlib
+import time
+from collections.abc import Iterable, Sequence
 
 import numpy as np
-import tensorflow as tf
+import rich.console
+import rich.progress
 
-from ctl import cache
+from ctl.data import tables
+from ctl.data.scan import Damage, FileRecords, scan
+from ctl.data.streams import FRAME_BYTES, HEADER_BYTES, open_stream
 from ctl.errors import UserError
 
-# A record in a TFRecord file is its length (8 bytes), a checksum of that (4), the payload, and a checksum of it (4).
-FRAME_BYTES = 16
+# Scans that take less are not worth a line.
+QUIET_SECONDS = 1.0
 
 
 @dataclasses.dataclass(frozen=True)
 class Index:
-    """The records of some files, numbered from 0 through the files in order.
+    """The sound records of some files, numbered from 0 through the files in order.
 
     Attributes:
       files: paths, sorted.
-      offsets: per file, int64 [records + 1]: the byte each record starts at, and the end of the last.
+      contents: what each holds.
     """
 
     files: tuple[str, ...]
-    offsets: tuple[np.ndarray, ...]
+    contents: tuple[FileRecords, ...]
 
     @functools.cached_property
     def counts(self) -> np.ndarray:
-        """Records in each file, int64 [files]."""
-        return np.array([len(offsets) - 1 for offsets in self.offsets], np.int64)
+        """Sound records in each file, int64 [files]."""
+        return np.array([len(content.sizes) for content in self.contents], np.int64)
 
     @functools.cached_property
     def firsts(self) -> np.ndarray:
         """The number of each file's first record, and the number of records in all, int64 [files + 1]."""
-        return np.concatenate([[0], np.cumsum(self.counts)]).astype(np.int64)
+        return np.concatenate([np.zeros(1, np.int64), np.cumsum(self.counts)])
 
     @property
     def records(self) -> int:
         return int(self.firsts[-1])
 
     @functools.cached_property
+    def sizes(self) -> np.ndarray:
+        """Bytes of each record with its frame, uncompressed, uint32 [records]."""
+        return np.concatenate([content.sizes for content in self.contents])
+
+    @functools.cached_property
+    def starts(self) -> np.ndarray:
+        """Where each record begins in what its file holds uncompressed, in bytes, int64 [records]."""
+        ends = np.cumsum(self.sizes, dtype=np.int64)
+        starts = ends - self.sizes
+        starts -= np.repeat(starts[self.firsts[:-1]], self.counts)
+        for file in self._with_damage:
+            for before, damage in enumerate(self.contents[file].damaged):
+                starts[self.firsts[file] + damage.number - before : self.firsts[file + 1]] += damage.size
+        return starts
+
+    @functools.cached_property
+    def breaks(self) -> np.ndarray:
+        """The records, in order, that follow a damaged one in the same file: nothing is read across."""
+        after = [
+            self.firsts[file] + damage.number - before
+            for file in self._with_damage
+            for before, damage in enumerate(self.contents[file].damaged)
+        ]
+        return np.unique(np.array(after, np.int64))
+
+    @functools.cached_property
+    def sequential(self) -> np.ndarray:
+        """Which files are compressed, and can only be read from their beginning on, bool [files]."""
+        return np.array([bool(content.compression) for content in self.contents])
+
+    @functools.cached_property
+    def _with_damage(self) -> list[int]:
+        return [file for file, content in enumerate(self.contents) if content.damaged]
+
+    @property
+    def damaged(self) -> list[tuple[str, Damage]]:
+        """Every damaged record with its file."""
+        return [(self.files[file], damage) for file in self._with_damage for damage in self.contents[file].damaged]
+
+    @functools.cached_property
     def digest(self) -> str:
-        """16 hex digits that change when a file is added, removed, renamed, or holds more or fewer bytes or records."""
-        files = [(os.path.basename(f), int(o[-1]), len(o)) for f, o in zip(self.files, self.offsets, strict=True)]
+        """16 hex digits that change when a file is added, removed or renamed, or holds other records."""
+        files = [(os.path.basename(f), c.fingerprint) for f, c in zip(self.files, self.contents, strict=True)]
         return hashlib.sha256(repr(files).encode()).hexdigest()[:16]
 
     def locate(self, records: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """File and number within the file of each record, both of the shape of `records`."""
+        """File and number within the file, damaged ones counted, of each record; both of the shape of `records`."""
         files = np.searchsorted(self.firsts, records, side='right') - 1
-        return files, records - self.firsts[files]
+        numbers = records - self.firsts[files]
+        for file in self._with_damage:
+            for damage in self.contents[file].damaged:
+                numbers = numbers + ((files == file) & (damage.number <= numbers))
+        return files, numbers
 
     def name(self, record: int) -> str:
         """'file: record number', as error messages have it. Numbers count from 0 in each file."""
@@ -62,11 +111,21 @@ class Index:
 
     def read(self, record: int) -> bytes:
         """One record's payload."""
-        file, number = self.locate(np.int64(record))
-        start, end = self.offsets[file][number : number + 2]
-        with open(self.files[file], 'rb') as stream:
-            stream.seek(start + 12)
-            return stream.read(end - start - FRAME_BYTES)
+        file = int(self.locate(np.int64(record))[0])
+        start = int(self.starts[record])
+        stream = open_stream(self.files[file], self.contents[file].compression)
+        try:
+            return stream.read(start + HEADER_BYTES, start + int(self.sizes[record]) - FRAME_BYTES + HEADER_BYTES)
+        finally:
+            stream.close()
+
+    def check_unchanged(self, files: Iterable[int]) -> None:
+        """Raises UserError when one of `files`, by number, is not as it was when it was indexed."""
+        for file in files:
+            if not tables.is_as_indexed(self.files[file], self.contents[file]):
+                raise UserError(
+                    f'{self.files[file]}: changed since it was indexed. Start again when nothing writes to it.'
+                )
 
 
 def find_files(patterns: str, key: str) -> list[str]:
@@ -77,7 +136,7 @@ def find_files(patterns: str, key: str) -> list[str]:
       key: the config key they come from, for errors.
 
     Raises:
-      UserError: when a glob matches nothing, or a file is empty, unreadable or compressed.
+      UserError: when a glob matches nothing, or a file is empty or unreadable.
     """
     files = set()
     for pattern in filter(None, (part.strip() for part in patterns.split(','))):
@@ -86,71 +145,67 @@ def find_files(patterns: str, key: str) -> list[str]:
             raise UserError(f'{key}={pattern}: no file matches. Is the path right, seen from {os.getcwd()}?')
         files.update(found)
     for path in sorted(files):
-        try:
-            with open(path, 'rb') as stream:
-                start = stream.read(2)
-        except OSError as error:
-            raise UserError(f'{key}: {path} cannot be read: {error.strerror}.') from None
-        if not start:
+        if not os.access(path, os.R_OK):
+            raise UserError(f'{key}: {path} cannot be read: permission denied.')
+        if not os.path.getsize(path):
             raise UserError(f'{key}: {path} has 0 bytes. Remove it, or write it again.')
-        if start == b'\x1f\x8b':
-            raise UserError(
-                f'{key}: {path} is compressed with gzip. Records are read from any place in a file: gunzip it.'
-            )
     return sorted(files)
 
 
-def load_index(files: list[str]) -> Index:
-    """The index of `files`, from the cache where a file has been indexed before and has not changed since.
+def load_index(files: Sequence[str], console: rich.console.Console | None = None, fresh: bool = False) -> Index:
+    """The index of `files`: from beside them or from the cache, for every file that has not changed since.
 
-    Indexing reads a file once, whole, and checks every checksum in it.
+    Indexing reads a file once, whole, and checks every checksum in it. What was read is put into the cache.
+
+    Args:
+      files: paths, sorted.
+      console: where progress is shown.
+      fresh: whether to read every file again.
 
     Raises:
-      UserError: naming the file and the number of a damaged record.
+      UserError: when a file cannot be read, holds no sound record, or is written to meanwhile.
     """
-    with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
-        return Index(tuple(files), tuple(pool.map(_load_offsets, files)))
+    folders: dict[str, list[str]] = {}
+    for path in files:
+        folders.setdefault(os.path.dirname(path), []).append(path)
+    known = {}
+    for folder, inside in () if fresh else folders.items():
+        known.update(tables.load(folder, inside))
+    missing = [path for path in files if path not in known]
+    if missing:
+        found = _scan_all(missing, console)
+        known.update(found)
+        for folder in {os.path.dirname(path) for path in missing}:
+            tables.add_to_cache(folder, found)
+    return Index(tuple(files), tuple(known[path] for path in files))
 
 
-def _load_offsets(path: str) -> np.ndarray:
-    """int64 [records + 1] of one file, by way of the cache: path, size and modification time are the key."""
-    stat = os.stat(path)
-    identity = f'{os.path.abspath(path)}\n{stat.st_size}\n{stat.st_mtime_ns}'
-    stored = cache.cache_folder() / 'index' / f'{hashlib.sha256(identity.encode()).hexdigest()[:32]}.npy'
-    if stored.exists():
-        return np.load(stored)
-    offsets = _scan(path)
-    if offsets[-1] != stat.st_size:
-        raise UserError(f'{path}: changed while it was read. Start again when nothing writes to it.')
-    with cache.appears_whole(stored) as scratch, open(scratch, 'wb') as stream:
-        np.save(stream, offsets)
-    return offsets
+def _scan_all(files: Sequence[str], console: rich.console.Console | None) -> dict[str, FileRecords]:
+    """Scans files side by side, under a progress bar on a terminal, with a line at the end elsewhere."""
+    console = console or rich.console.Console(quiet=True)
+    began, total = time.monotonic(), sum(os.path.getsize(path) for path in files)
+    columns = (
+        rich.progress.TextColumn('indexing {task.fields[files]} files'),
+        rich.progress.BarColumn(),
+        rich.progress.DownloadColumn(),
+        rich.progress.TransferSpeedColumn(),
+        rich.progress.TimeRemainingColumn(),
+    )
+    bar = rich.progress.Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
+    with bar, concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+        task = bar.add_task('', total=total, files=len(files))
+        tasks = [pool.submit(scan, path, lambda size: bar.advance(task, size)) for path in files]
+        try:
+            found = [each.result() for each in tasks]
+        finally:
+            pool.shutdown(cancel_futures=True)
+    seconds = time.monotonic() - began
+    if seconds > QUIET_SECONDS:
+        records = sum(len(each.sizes) for each in found)
+        console.print(f'Indexed {len(files)} files, {records:,} records, {total / 1e6:,.0f} MB in {seconds:.1f} s.')
+    return dict(zip(files, found, strict=True))
 
 
-def _scan(path: str) -> np.ndarray:
-    """Reads a file from end to end with TensorFlow's own reader and adds up the lengths."""
-    lengths = tf.data.TFRecordDataset(path, buffer_size=8 << 20).batch(1024).map(tf.strings.length)
-    try:
-        sizes = [batch.numpy() for batch in lengths]
-    except tf.errors.DataLossError as error:
-        raise UserError(_damage(path, error)) from None
-    sizes = np.concatenate(sizes).astype(np.int64) + FRAME_BYTES
-    return np.concatenate([[0], np.cumsum(sizes)])
-
-
-def _damage(path: str, error: tf.errors.DataLossError) -> str:
-    """Says which record is damaged, and how: the batch that failed is read again one by one."""
-    sound = 0
-    try:
-        for _ in tf.data.TFRecordDataset(path):
-            sound += 1
-    except tf.errors.DataLossError:
-        pass
-    kind = 'is cut off' if 'truncated' in error.message else 'has a wrong checksum'
-    hint = ' Is it a TFRecord file, and not compressed?' if sound == 0 else ' Write the file again, or remove it.'
-    return f'{path}: record {sound} {kind}.{hint}'
-
-
-def common_folder(files: list[str] | tuple[str, ...]) -> pathlib.Path:
+def common_folder(files: Sequence[str]) -> pathlib.Path:
     """The deepest folder that holds all `files`, for shorter listings."""
     return pathlib.Path(os.path.commonpath([os.path.dirname(os.path.abspath(path)) for path in files]))

@@ -5,9 +5,12 @@ import types
 from collections.abc import Callable
 
 import ml_collections
+import rich.console
 
 from ctl.data import shards
+from ctl.data.bad_records import BadRecords
 from ctl.data.index import Index, find_files, load_index
+from ctl.data.streams import FRAME_BYTES
 from ctl.errors import UserError
 from ctl.experiment import DefaultData
 
@@ -52,42 +55,68 @@ def choose_data(
     return data
 
 
-def find_data(config: ml_collections.ConfigDict, replicas: int, default: DefaultData | None, workers: int = 1) -> Data:
+def find_data(
+    config: ml_collections.ConfigDict,
+    replicas: int,
+    default: DefaultData | None,
+    bad: BadRecords,
+    console: rich.console.Console | None = None,
+    workers: int = 1,
+) -> Data:
     """Finds the files, indexes them, and shares them; writes what it chose into `config`.
 
     Args:
       config: with `data.train` and `data.eval` set.
       replicas: R.
       default: what the experiment made, where it did.
+      bad: takes note of damaged records.
+      console: where progress is shown.
       workers: processes that the replicas are spread over.
 
     Raises:
       UserError: for files that cannot be read, a batch that does not divide, shards that cannot be.
+      GuardError: for more damaged records than allowed.
     """
     shards.check_batch(config.train.global_batch_size, replicas, config.train.microbatches)
-    train = load_index(find_files(config.data.train, 'data.train'))
+    train = load_index(find_files(config.data.train, 'data.train'), console)
+    bad.take_damaged(train)
     if config.data.digest not in ('', train.digest):
         raise UserError(
             f'data.train={config.data.train}: these are not the files that the run began with (digest {train.digest}, '
             f'then {config.data.digest}): its order of records would change. Restore them, or choose another --workdir.'
         )
     config.data.digest = train.digest
-    evaluation = load_index(find_files(config.data.eval, 'data.eval'))
+    evaluation = load_index(find_files(config.data.eval, 'data.eval'), console)
+    bad.take_damaged(evaluation)
     logical_shards, shard_by, why = shards.choose_shards(
         train.counts, config.train.global_batch_size, replicas, config.data.logical_shards, config.data.shard_by
     )
     config.data.logical_shards, config.data.shard_by = logical_shards, shard_by
-    layout = shards.Layout(
-        counts=train.counts,
-        global_batch_size=config.train.global_batch_size,
-        logical_shards=logical_shards,
-        shard_by=shard_by,
-        seed=config.train.seed,
-        block_records=config.data.block_records,
-        window_records=config.data.window_records,
-    )
+    layout = make_layout(train, config, logical_shards, shard_by)
     eval_records = evaluation.records
     if config.eval.steps > 0:
         eval_records = min(eval_records, config.eval.steps * config.train.global_batch_size)
     pipelines = replicas if config.devices.input_pipelines == 'per_replica' else workers
     return Data(train, evaluation, eval_records, layout, why, pipelines, default)
+
+
+def make_layout(index: Index, config: ml_collections.ConfigDict, logical_shards: int, shard_by: str) -> shards.Layout:
+    """The layout of an index for the global batch, seed, blocks and windows of `config`."""
+    block_records, window_records = shards.fit_window(
+        config.data.block_records,
+        config.data.window_records,
+        logical_shards,
+        float(index.sizes.mean()) - FRAME_BYTES,
+        config.data.window_mebibytes << 20,
+    )
+    return shards.Layout(
+        counts=index.counts,
+        global_batch_size=config.train.global_batch_size,
+        logical_shards=logical_shards,
+        shard_by=shard_by,
+        seed=config.train.seed,
+        block_records=block_records,
+        window_records=window_records,
+        breaks=index.breaks,
+        sequential=index.sequential,
+    )

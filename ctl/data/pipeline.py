@@ -1,41 +1,25 @@
 """From record numbers to per-replica batches: the `dataset_fn(input_context)` of training and of evaluation.
 
-The order comes from `shards`, window by window; here the blocks of a window are read from their byte offsets, put in
-that order, cut into each shard's share of a global batch, joined, and parsed many at a time.
+The order comes from `shards`, window by window, and `reading` reads it. Here each shard's share of a global batch is
+cut, joined with the others', and parsed many at a time.
 """
 
-import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import numpy as np
 import tensorflow as tf
 
 from ctl.data import shards
 from ctl.data.index import Index
-from ctl.experiment import Feature
+from ctl.data.reading import read_shard
+from ctl.data.records import Source, check_record, make_blank
+from ctl.errors import UserError
+from ctl.experiment import unchanged
 
-# Parsing fewer records at once than this costs up to three times as much a record.
-PARSE_RECORDS = 256
-READ_BUFFER_BYTES = 1 << 18
+# Small records cost up to three times as much when few are parsed at once; large ones are parsed alone.
+PARSE_RECORDS, PARSE_BYTES = 512, 8 << 20
 
 Batch = dict[str, tf.Tensor]
-
-
-@dataclasses.dataclass(frozen=True)
-class Source:
-    """Records on disk and what they mean.
-
-    Attributes:
-      index: the files and offsets.
-      features: feature name -> `Feature`.
-      names: feature name -> its name in these records.
-      prepare: the experiment's own work on a parsed per-replica batch.
-    """
-
-    index: Index
-    features: Mapping[str, Feature]
-    names: Mapping[str, str]
-    prepare: Callable[[Batch], Batch]
 
 
 def make_train_dataset_fn(source: Source, layout: shards.Layout, first_step: int) -> Callable:
@@ -43,8 +27,9 @@ def make_train_dataset_fn(source: Source, layout: shards.Layout, first_step: int
 
     Returns:
       dataset_fn(input_context) -> dataset of per-replica batches: every feature [B, ...], `example_weight` float32 [B]
-      of ones, `record` int64 [B], where B = input_context.get_per_replica_batch_size(global batch). A pipeline that
-      feeds several replicas yields their batches in turn.
+      of ones (0 for a wrong record that is skipped), `record` int64 [B], where
+      B = input_context.get_per_replica_batch_size(global batch). A pipeline that feeds several replicas yields their
+      batches in turn.
     """
 
     def dataset_fn(input_context: tf.distribute.InputContext) -> tf.data.Dataset:
@@ -52,24 +37,23 @@ def make_train_dataset_fn(source: Source, layout: shards.Layout, first_step: int
         mine = layout.pipeline_shards(input_context.input_pipeline_id, input_context.num_input_pipelines)
         position = first_step * layout.share
         # Several steps at a time, so that handing on and parsing small shares costs no more than large ones.
-        steps = -(-PARSE_RECORDS // (layout.share * len(mine)))
+        steps = -(-_parse_records(source.index) // (layout.share * len(mine)))
         streams = [
-            _read_shard(source.index, shard, position).rebatch(steps * layout.share, drop_remainder=True)
+            read_shard(source.index, shard, position).rebatch(steps * layout.share, drop_remainder=True)
             for shard in mine
         ]
         records = tf.data.Dataset.zip(tuple(streams)).map(lambda *shares: _join(shares, steps))
         batches = _parse(source, records).rebatch(batch_size, drop_remainder=True)
-        return _finish(source, batches, batch_size).apply(
-            tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY)
-        )
+        return _finish(source, batches).apply(tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY))
 
     return dataset_fn
 
 
-def make_eval_dataset_fn(source: Source, global_batch_size: int, records: int) -> Callable:
+def make_eval_dataset_fn(source: Source, global_batch_size: int, records: int, block_records: int) -> Callable:
     """The evaluation input: the first `records` records, each exactly once, in the order of the files.
 
-    Every replica gets `eval_steps(...)` batches: the last are padded with zeros and `example_weight` 0.
+    They are read `block_records` at a time. Every replica gets `eval_steps(...)` batches: the last are padded with
+    zeros and `example_weight` 0.
 
     Returns:
       dataset_fn(input_context) -> dataset of per-replica batches, as for training.
@@ -84,13 +68,14 @@ def make_eval_dataset_fn(source: Source, global_batch_size: int, records: int) -
         if start == end:  # fewer records than pipelines
             read = tf.data.Dataset.from_tensors(_nothing())
         else:
-            block_starts, block_counts = _file_blocks(source.index, start, end)
-            shard = shards.Shard(0, block_starts, block_counts, blocks_per_window=8, seed=None)
-            read = _read_shard(source.index, shard, 0, shard.windows)
-        parsed = _parse(source, read.rebatch(max(batch_size, PARSE_RECORDS // batch_size * batch_size)))
+            runs = np.clip(np.stack([source.index.firsts[:-1], source.index.firsts[1:]], axis=1), start, end)
+            blocks = shards.cut_blocks(runs[runs[:, 0] < runs[:, 1]], block_records, source.index.breaks)
+            shard = shards.Shard(0, *blocks, blocks_per_window=1, seed=None)
+            read = read_shard(source.index, shard, 0, shard.windows)
+        parsed = _parse(source, read.rebatch(_parse_records(source.index)))
         padding = tf.data.Dataset.from_tensors(_nothing()).map(lambda *nothing: _parse_batch(source, *nothing)).repeat()
         padded = parsed.rebatch(batch_size).concatenate(padding).take(batches).map(lambda b: _pad(b, batch_size))
-        return _finish(source, padded, batch_size).apply(tf.data.experimental.assert_cardinality(batches))
+        return _finish(source, padded).apply(tf.data.experimental.assert_cardinality(batches))
 
     return dataset_fn
 
@@ -117,48 +102,8 @@ def _pipeline_run(records: int, pipeline: int, pipelines: int) -> tuple[int, int
     return records * pipeline // pipelines, records * (pipeline + 1) // pipelines
 
 
-def _file_blocks(index: Index, start: int, end: int) -> tuple[np.ndarray, np.ndarray]:
-    """Record numbers [start, end) as blocks of at most 1,024 within one file."""
-    runs = [(max(int(a), start), min(int(b), end)) for a, b in zip(index.firsts[:-1], index.firsts[1:], strict=True)]
-    return shards.cut_blocks([(a, b) for a, b in runs if a < b], 1024)
-
-
 def _nothing() -> tuple[tf.Tensor, tf.Tensor]:
     return tf.zeros([0], tf.string), tf.zeros([0], tf.int64)
-
-
-def _read_shard(index: Index, shard: shards.Shard, position: int, windows: int | None = None) -> tf.data.Dataset:
-    """Windows of one shard from record `position` on: (serialized string [n], record number int64 [n]).
-
-    Endless, or the first `windows` windows. Only the window that holds `position` is read again after a resume.
-    """
-    first, skip = shard.locate(position)
-    paths = tf.constant(index.files)
-
-    def plan(number: np.int64):
-        window = shard.window(int(number))
-        files, within = index.locate(window.starts)
-        offsets = np.array([index.offsets[f][i] for f, i in zip(files, within, strict=True)], np.int64)
-        leaving = slice(skip if number == first else 0, None)
-        return files.astype(np.int64), offsets, window.counts, window.order[leaving], window.records[leaving]
-
-    def read_block(file, offset, count):
-        variant = tf.raw_ops.TFRecordDatasetV2(
-            filenames=[paths[file]], compression_type='', buffer_size=READ_BUFFER_BYTES, byte_offsets=[offset]
-        )
-        return tf.data.experimental.from_variant(variant, tf.TensorSpec([], tf.string)).take(count)
-
-    def read_window(number):
-        files, offsets, counts, order, records = tf.numpy_function(plan, [number], [tf.int64] * 5)
-        for vector in (files, offsets, counts, order, records):
-            vector.set_shape([None])
-        # The reader with byte offsets works only inside a flat_map (its graph form loses the offsets elsewhere).
-        blocks = tf.data.Dataset.from_tensor_slices((files, offsets, counts)).flat_map(read_block)
-        whole = blocks.batch(tf.reduce_sum(counts))
-        return whole.map(lambda serialized: (tf.gather(serialized, order), records))
-
-    last = tf.int64.max if windows is None else first + windows
-    return tf.data.Dataset.range(first, last).flat_map(read_window).prefetch(1)
 
 
 def _join(shares: tuple, steps: int) -> tuple[tf.Tensor, tf.Tensor]:
@@ -175,10 +120,41 @@ def _join(shares: tuple, steps: int) -> tuple[tf.Tensor, tf.Tensor]:
     return interleave(*serialized), interleave(*records)
 
 
+def _parse_records(index: Index) -> int:
+    """How many records are parsed at once, where a global batch has fewer."""
+    return max(1, min(PARSE_RECORDS, int(PARSE_BYTES / index.sizes.mean())))
+
+
 def _parse(source: Source, records: tf.data.Dataset) -> tf.data.Dataset:
-    return records.map(
-        lambda serialized, numbers: _parse_batch(source, serialized, numbers), num_parallel_calls=tf.data.AUTOTUNE
-    )
+    if not source.bad.skip:
+        return records.map(lambda *unit: _parse_batch(source, *unit), num_parallel_calls=tf.data.AUTOTUNE)
+
+    def parse_or_repair(*unit):
+        """One element: the unit parsed, or where that fails, parsed with blanks for the records that are wrong."""
+        unit = tf.data.Dataset.from_tensors(unit)
+        at_once = unit.map(lambda *unit: _parse_batch(source, *unit)).ignore_errors()
+        repaired = unit.map(lambda *unit: _parse_batch(source, *_repair(source, *unit)))
+        return at_once.concatenate(repaired).take(1)
+
+    return records.interleave(parse_or_repair, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
+
+
+def _repair(source: Source, serialized: tf.Tensor, numbers: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    """Puts blanks where records are wrong, takes note of these, and gives them weight 0: float32 [n]."""
+    blank = make_blank(source)
+
+    def repair(serialized: np.ndarray, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        repaired, weights = serialized.copy(), np.ones(len(numbers), np.float32)
+        for i, record in enumerate(numbers):
+            try:
+                check_record(source.index, record, source.features, source.names, serialized[i])
+            except UserError as wrong:
+                repaired[i], weights[i] = blank, 0
+                source.bad.take_wrong(source.index, record, str(wrong))
+        return repaired, weights
+
+    repaired, weights = tf.numpy_function(repair, [serialized, numbers], [tf.string, tf.float32])
+    return tf.ensure_shape(repaired, serialized.shape), numbers, tf.ensure_shape(weights, numbers.shape)
 
 
 def parsing_spec(source: Source) -> dict[str, tf.io.FixedLenFeature]:
@@ -189,8 +165,8 @@ def parsing_spec(source: Source) -> dict[str, tf.io.FixedLenFeature]:
     }
 
 
-def _parse_batch(source: Source, serialized: tf.Tensor, numbers: tf.Tensor) -> Batch:
-    """string [n], int64 [n] -> features [n, ...], `record` [n], `example_weight` [n]."""
+def _parse_batch(source: Source, serialized: tf.Tensor, numbers: tf.Tensor, weights: tf.Tensor | None = None) -> Batch:
+    """string [n], int64 [n], float32 [n] -> features [n, ...], `record` [n], `example_weight` [n]."""
     # The names come back in the parser's error messages: `records.explain` reads them.
     names = tf.strings.as_string(numbers)
     parsed = tf.io.parse_example(serialized, parsing_spec(source), example_names=names)
@@ -200,7 +176,8 @@ def _parse_batch(source: Source, serialized: tf.Tensor, numbers: tf.Tensor) -> B
         if feature.below is not None:
             value = _check_ids(value, feature.below, names)
         batch[name] = tf.cast(value, feature.dtype)
-    return {**batch, 'record': numbers, 'example_weight': tf.ones_like(numbers, tf.float32)}
+    weights = tf.ones_like(numbers, tf.float32) if weights is None else weights
+    return {**batch, 'record': numbers, 'example_weight': weights}
 
 
 def _check_ids(ids: tf.Tensor, below: int, names: tf.Tensor) -> tf.Tensor:
@@ -214,17 +191,16 @@ def _check_ids(ids: tf.Tensor, below: int, names: tf.Tensor) -> tf.Tensor:
 def _pad(batch: Batch, batch_size: int) -> Batch:
     """Adds zeros until every feature has `batch_size` rows; the added rows have `example_weight` 0."""
     missing = batch_size - tf.shape(batch['record'])[0]
-    return {
-        name: tf.concat([value, tf.zeros(tf.concat([[missing], tf.shape(value)[1:]], 0), value.dtype)], 0)
-        for name, value in batch.items()
-    }
+
+    def pad(value: tf.Tensor) -> tf.Tensor:
+        zeros = tf.zeros(tf.concat([[missing], tf.shape(value)[1:]], 0), value.dtype)
+        return tf.ensure_shape(tf.concat([value, zeros], 0), [batch_size, *value.shape[1:]])
+
+    return {name: pad(value) for name, value in batch.items()}
 
 
-def _finish(source: Source, batches: tf.data.Dataset, batch_size: int) -> tf.data.Dataset:
-    """Fixes the static shapes, so that every replica's step is traced once, and lets the experiment prepare."""
-
-    def prepare(batch: Batch) -> Batch:
-        shaped = {name: tf.ensure_shape(value, [batch_size, *value.shape[1:]]) for name, value in batch.items()}
-        return source.prepare(shaped)
-
-    return batches.map(prepare, num_parallel_calls=tf.data.AUTOTUNE).prefetch(tf.data.AUTOTUNE)
+def _finish(source: Source, batches: tf.data.Dataset) -> tf.data.Dataset:
+    """Lets the experiment prepare each per-replica batch."""
+    if source.prepare is not unchanged:
+        batches = batches.map(source.prepare, num_parallel_calls=tf.data.AUTOTUNE)
+    return batches.prefetch(tf.data.AUTOTUNE)

@@ -1,14 +1,17 @@
 """Do the records hold what the experiment wants? Looks at some before the first step; explains any that fail later."""
 
+import contextlib
+import dataclasses
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 import tensorflow as tf
 
-from ctl.data.index import Index
+from ctl.data.bad_records import BadRecords
+from ctl.data.index import Index, load_index
 from ctl.errors import UserError
-from ctl.experiment import Feature
+from ctl.experiment import Experiment, Feature
 
 MOST_FILES, RECORDS_PER_FILE = 64, 32
 
@@ -16,33 +19,83 @@ _KINDS = {'int64_list': 'integers', 'float_list': 'floats', 'bytes_list': 'bytes
 _KIND_OF_DTYPE = {'int32': 'int64_list', 'int64': 'int64_list', 'float32': 'float_list', 'string': 'bytes_list'}
 
 
-def check_records(index: Index, features: Mapping[str, Feature]) -> dict[str, str]:
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """Records on disk and what they mean.
+
+    Attributes:
+      index: the files, and where each record is.
+      features: feature name -> `Feature`.
+      names: feature name -> its name in these records.
+      prepare: the experiment's own work on a parsed per-replica batch.
+      bad: what happens to records that are wrong.
+    """
+
+    index: Index
+    features: Mapping[str, Feature]
+    names: Mapping[str, str]
+    prepare: Callable[[dict], dict]
+    bad: BadRecords
+
+
+def make_source(index: Index, experiment: Experiment, bad: BadRecords) -> Source:
+    """The records of `index` as `experiment` sees them, after a look at some; raises as `check_records` does."""
+    names = check_records(index, experiment.features, bad)
+    return Source(index, experiment.features, names, experiment.prepare, bad)
+
+
+def check_records(index: Index, features: Mapping[str, Feature], bad: BadRecords) -> dict[str, str]:
     """Looks at the first records of up to 64 files, spread over all, and learns what the features are called in them.
 
     Returns:
       feature name -> its name in these records: the same, or one of `also_called`.
 
     Raises:
-      UserError: naming the file, record and feature, what was found, what was expected and the remedy.
+      UserError: naming the file, record and feature, what was found, what was expected and the remedy. Where bad
+        records are skipped, only when all that were looked at are wrong: then the settings are, and not the records.
+      GuardError: when more are wrong than allowed.
     """
-    first = _parse(index, 0)
-    names = {}
-    for name, feature in features.items():
-        present = [alias for alias in (name, *feature.also_called) if alias in first.features.feature]
-        if not present:
-            raise UserError(_missing(index, 0, name, feature, first))
-        names[name] = present[0]
+    names: dict[str, str] = {}
+    problems: dict[int, str] = {}
     files = np.unique(np.linspace(0, len(index.files) - 1, MOST_FILES).astype(int))
     for file in files:
         start = int(index.firsts[file])
         for record in range(start, start + min(RECORDS_PER_FILE, int(index.counts[file]))):
-            check_record(index, record, features, names)
+            try:
+                called = names or _find_names(index, record, features)
+                check_record(index, record, features, called)
+                names = called
+            except UserError as error:
+                if not bad.skip:
+                    raise
+                problems[record] = str(error)
+    if not names:
+        raise UserError(next(iter(problems.values())))
+    for record, problem in problems.items():
+        bad.take_wrong(index, record, problem)
     return names
 
 
-def check_record(index: Index, record: int, features: Mapping[str, Feature], names: Mapping[str, str]) -> None:
-    """Compares one record with the features; raises as `check_records` does."""
+def _find_names(index: Index, record: int, features: Mapping[str, Feature]) -> dict[str, str]:
     example = _parse(index, record)
+    names = {}
+    for name, feature in features.items():
+        present = [alias for alias in (name, *feature.also_called) if alias in example.features.feature]
+        if not present:
+            raise UserError(_missing(index, record, name, feature, example))
+        names[name] = present[0]
+    return names
+
+
+def check_record(
+    index: Index,
+    record: int,
+    features: Mapping[str, Feature],
+    names: Mapping[str, str],
+    payload: bytes | None = None,
+) -> None:
+    """Compares one record, whose `payload` may have been read already, with the features; raises UserError."""
+    example = _parse(index, record, payload)
     for name, feature in features.items():
         if names[name] not in example.features.feature:
             raise UserError(_missing(index, record, name, feature, example))
@@ -64,9 +117,9 @@ def check_record(index: Index, record: int, features: Mapping[str, Feature], nam
                 raise UserError(f'{where} has id {wrong[0]}, which is not in [0, {limit}): {remedy}.')
 
 
-def _parse(index: Index, record: int) -> tf.train.Example:
+def _parse(index: Index, record: int, payload: bytes | None = None) -> tf.train.Example:
     try:
-        return tf.train.Example.FromString(index.read(record))
+        return tf.train.Example.FromString(index.read(record) if payload is None else payload)
     except Exception:  # protobuf's DecodeError, whose module moves between versions
         raise UserError(f'{index.name(record)} is not a tf.train.Example.') from None
 
@@ -79,12 +132,54 @@ def _missing(index: Index, record: int, name: str, feature: Feature, example: tf
     )
 
 
-def explain(error: tf.errors.OpError, index: Index, features: Mapping[str, Feature], names: Mapping[str, str]) -> None:
-    """Turns an error of the input pipeline into the UserError of the record it came from, and raises that.
+def make_blank(source: Source) -> bytes:
+    """A serialized example of zeros, to stand where a wrong record was."""
+    example = tf.train.Example()
+    for name, feature in source.features.items():
+        n, value = int(np.prod(feature.shape)), example.features.feature[source.names[name]]
+        kind = _KIND_OF_DTYPE[feature.dtype]
+        getattr(value, kind).value.extend([b'' if kind == 'bytes_list' else 0] * n)
+    return example.SerializeToString()
 
-    The pipeline gives every record its number as a name; TensorFlow's parser and the pipeline's own check of ids put it
-    into their messages. Returns when `error` names no record, or one that is sound.
+
+@contextlib.contextmanager
+def explained(*sources: Source) -> Iterator[None]:
+    """Around the reading of `sources`: turns an error of the input pipeline into what the user can act on.
+
+    A wrong record: the pipeline gives every record its number as a name; TensorFlow's parser and the pipeline's own
+    check of ids put it into their messages. An error that names no record, or one that is sound, stays what it is.
+
+    Raises:
+      UserError: when files have changed, a record is wrong, or one has been damaged since its file was indexed.
+      GuardError: when there are more bad records than allowed.
     """
-    for number in map(int, re.findall(r'Name: (\d+)\b', error.message or '')):
-        if number < index.records:
-            check_record(index, number, features, names)
+    try:
+        yield
+    except tf.errors.OpError as error:
+        for source in sources:
+            source.bad.check()
+            source.index.check_unchanged(range(len(source.index.files)))
+            _explain_wrong(error.message or '', source)
+        if isinstance(error, tf.errors.DataLossError):
+            for source in sources:
+                _explain_damage(source.index)
+        raise
+
+
+def _explain_wrong(message: str, source: Source) -> None:
+    for number in map(int, re.findall(r'Name: (\d+)\b', message)):
+        if number < source.index.records:
+            try:
+                check_record(source.index, number, source.features, source.names)
+            except UserError as wrong:
+                raise UserError(f'{wrong} To go on without such records: --config.data.on_bad_record=skip.') from None
+
+
+def _explain_damage(index: Index) -> None:
+    """Reads all files again for a record that was sound when its file was indexed; raises UserError for the first."""
+    again = load_index(index.files, fresh=True)
+    for path, before, after in zip(index.files, index.contents, again.contents, strict=True):
+        new = set(after.damaged) - set(before.damaged)
+        if new:
+            first = min(new, key=lambda damage: damage.number)
+            raise UserError(f'{path}: record {first.number} {first.problem}, and was sound before. Restore the file.')

@@ -15,6 +15,9 @@ blocks making a window, and the records of a window in an order drawn for the wi
     file      | block | block | block | block | block | block |
     epoch     | block 4 | block 0 || block 5 | block 2 || ...      (seed, shard, epoch)
     window      4b 0c 4a 4d 0a 0b  5c 2a 2d ...                    (seed, shard, epoch, window)
+
+A compressed file can only be read from its beginning on: its blocks stay together and in order, and the file as a whole
+takes its place in the epoch.
 """
 
 import dataclasses
@@ -27,6 +30,8 @@ from ctl.errors import UserError
 MOST_SHARDS = 64
 # Shares of whole files may differ by this much of the mean before runs of records are taken instead.
 MOST_IMBALANCE = 0.10
+# Of every shard there may be in memory: the window that is handed on, the next, and the blocks of the one after.
+WINDOWS_HELD = 3
 
 
 def permutation(n: int, *key: int) -> np.ndarray:
@@ -81,18 +86,32 @@ class Shard:
       windows: the windows in one epoch.
     """
 
-    def __init__(self, number: int, starts: np.ndarray, counts: np.ndarray, blocks_per_window: int, seed: int | None):
-        """`seed` None keeps the records in the order of the files."""
+    def __init__(
+        self,
+        number: int,
+        starts: np.ndarray,
+        counts: np.ndarray,
+        blocks_per_window: int,
+        seed: int | None,
+        groups: np.ndarray | None = None,
+    ):
+        """`seed` None keeps the records in the order of the files.
+
+        `groups`, int64 [blocks], counts up from 0: blocks of one group stay together and in order; None for none.
+        """
         self.number = number
         self.starts, self.counts = starts, counts
+        self._groups = np.arange(len(counts)) if groups is None else groups
         self.records = int(counts.sum())
         self.windows = -(-len(counts) // blocks_per_window)
         self._blocks_per_window, self._seed = blocks_per_window, seed
         self._blocks_of_epoch = functools.lru_cache(maxsize=2)(self._draw_blocks)
 
     def _draw_blocks(self, epoch: int) -> np.ndarray:
-        blocks = len(self.counts)
-        return np.arange(blocks) if self._seed is None else permutation(blocks, self._seed, self.number, epoch)
+        if self._seed is None:
+            return np.arange(len(self.counts))
+        place = np.argsort(permutation(int(self._groups[-1]) + 1, self._seed, self.number, epoch))
+        return np.argsort(place[self._groups], kind='stable')
 
     def window(self, index: int) -> Window:
         """Window `index` of the endless sequence: index // windows is its epoch."""
@@ -135,6 +154,8 @@ class Layout:
       seed: of all orders; None for the order of the files.
       block_records: records in a block, at most.
       window_records: records shuffled together, at most, in whole blocks and at least one.
+      breaks: records, in order, that no block may reach across from the one before, int64 [n].
+      sequential: which files must be read from their beginning on, bool [files]; None for none.
     """
 
     counts: np.ndarray
@@ -144,6 +165,8 @@ class Layout:
     seed: int | None
     block_records: int
     window_records: int
+    breaks: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(0, np.int64))
+    sequential: np.ndarray | None = None
 
     @property
     def share(self) -> int:
@@ -152,21 +175,29 @@ class Layout:
 
     @functools.cached_property
     def shards(self) -> tuple[Shard, ...]:
-        blocks_per_window = max(1, self.window_records // self.block_records)
-        return tuple(
-            Shard(s, *cut_blocks(self._runs(s), self.block_records), blocks_per_window, self.seed)
-            for s in range(self.logical_shards)
-        )
+        return tuple(self._make_shard(s) for s in range(self.logical_shards))
 
-    def _runs(self, s: int) -> list[tuple[int, int]]:
-        """[start, end) runs of record numbers that shard `s` owns, each within one file."""
-        ends = np.cumsum(self.counts)
-        files = [(int(end - count), int(end)) for end, count in zip(ends, self.counts, strict=True)]
+    def _make_shard(self, s: int) -> Shard:
+        starts, counts = cut_blocks(self._runs(s), self.block_records, self.breaks)
+        groups = None
+        if self.sequential is not None and self.sequential.any():
+            files = np.searchsorted(self._ends, starts, side='right')
+            joined = (files[1:] == files[:-1]) & self.sequential[files[1:]]
+            groups = np.concatenate([np.zeros(1, np.int64), np.cumsum(~joined)])
+        return Shard(s, starts, counts, max(1, self.window_records // self.block_records), self.seed, groups)
+
+    @functools.cached_property
+    def _ends(self) -> np.ndarray:
+        return np.cumsum(self.counts)
+
+    def _runs(self, s: int) -> np.ndarray:
+        """[start, end) runs of record numbers that shard `s` owns, each within one file, int64 [runs, 2]."""
+        files = np.stack([self._ends - self.counts, self._ends], axis=1)
         if self.shard_by == 'file':
             return files[s :: self.logical_shards]
-        total = int(ends[-1])
-        low, high = total * s // self.logical_shards, total * (s + 1) // self.logical_shards
-        return [(max(a, low), min(b, high)) for a, b in files if max(a, low) < min(b, high)]
+        total = int(self._ends[-1])
+        runs = np.clip(files, total * s // self.logical_shards, total * (s + 1) // self.logical_shards)
+        return runs[runs[:, 0] < runs[:, 1]]
 
     def pipeline_shards(self, pipeline: int, pipelines: int) -> tuple[Shard, ...]:
         """The shards that input pipeline `pipeline` of `pipelines` carries."""
@@ -182,13 +213,36 @@ class Layout:
         return fed
 
 
-def cut_blocks(runs: list[tuple[int, int]], block_records: int) -> tuple[np.ndarray, np.ndarray]:
-    """Cuts runs into blocks: first record numbers and counts, both int64 [blocks]."""
-    starts = np.concatenate([np.arange(a, b, block_records, dtype=np.int64) for a, b in runs])
-    ends = np.concatenate(
-        [np.minimum(np.arange(a, b, block_records, dtype=np.int64) + block_records, b) for a, b in runs]
-    )
-    return starts, ends - starts
+def cut_blocks(runs: np.ndarray, block_records: int, breaks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Cuts [start, end) runs, int64 [runs, 2], at `breaks` and then into blocks.
+
+    Returns:
+      The blocks' first record numbers, and their counts, both int64 [blocks].
+    """
+    run_of = np.searchsorted(runs[:, 0], breaks, side='right') - 1
+    inside = breaks[(breaks > runs[run_of, 0]) & (breaks < runs[run_of, 1])]
+    starts, ends = np.sort(np.concatenate([runs[:, 0], inside])), np.sort(np.concatenate([runs[:, 1], inside]))
+    blocks = -(-(ends - starts) // block_records)
+    within = np.arange(blocks.sum()) - np.repeat(np.cumsum(blocks) - blocks, blocks)
+    starts = np.repeat(starts, blocks) + within * block_records
+    return starts, np.minimum(np.repeat(ends, blocks) - starts, block_records)
+
+
+def fit_window(
+    block_records: int, window_records: int, logical_shards: int, record_bytes: float, most_bytes: int
+) -> tuple[int, int]:
+    """Blocks and windows as wished, or smaller, so that the windows of all shards together take `most_bytes` at most.
+
+    Args:
+      block_records, window_records: the wishes.
+      record_bytes: the mean size of a record.
+
+    Returns:
+      (records in a block, records in a window).
+    """
+    fitting = int(most_bytes / (WINDOWS_HELD * logical_shards * record_bytes))
+    window = max(1, min(window_records, fitting))
+    return min(block_records, window), window
 
 
 def imbalance(counts: np.ndarray, logical_shards: int) -> float:

@@ -11,6 +11,7 @@ import ml_collections
 import orbit
 import tensorflow as tf
 
+from ctl.data.bad_records import BadRecords
 from ctl.errors import GuardError
 from ctl.runtime.checkpoints import Checkpoints
 from ctl.runtime.reporting import Progress
@@ -55,15 +56,19 @@ class Calendar:
 class Report:
     """Writes the means since the last report to metrics.jsonl and shows them, when the trainer has any."""
 
-    def __init__(self, metrics: MetricsFile, progress: Progress, step: tf.Variable, examples: int):
+    def __init__(self, metrics: MetricsFile, progress: Progress, step: tf.Variable, examples: int, bad: BadRecords):
         """`examples` in a global batch."""
         self._metrics, self._progress, self._step, self._examples = metrics, progress, step, examples
+        self._bad = bad
 
     def __call__(self, output: dict) -> None:
         step = int(self._step.numpy())
         if output:
             output['examples_per_second'] = output.pop('steps_per_second') * self._examples
-            self._metrics.append(step=step, kind='train', **output, examples=step * self._examples)
+            output['examples'] = step * self._examples
+            if self._bad.skip:
+                output['damaged_records'] = self._bad.damaged
+            self._metrics.append(step=step, kind='train', **output)
         self._progress.train(step, output)
 
 

@@ -13,6 +13,8 @@ import rich.markup
 import rich.table
 import tensorflow as tf
 
+from ctl.data import shards
+from ctl.data.bad_records import BadRecords
 from ctl.data.index import Index, common_folder
 from ctl.data.inputs import Data
 from ctl.experiment import Experiment
@@ -52,7 +54,14 @@ def data_rows(config: ml_collections.ConfigDict, data: Data) -> dict[str, str]:
     index, layout = data.train, data.layout
     rows = {} if data.default is None else {'data': data.default.about}
     rows['train files'] = f'{len(index.files)} files, {index.records:,} records: {_short(config.data.train)}'
+    compressed = int(index.sequential.sum())
+    if compressed:
+        rows['compressed'] = (
+            f'{compressed} of {len(index.files)} train files: read from their beginning on, so records mix only within '
+            'a window, and resuming is slow'
+        )
     rows['shards'] = f'{layout.logical_shards} logical shards, {layout.share} records of each in a step; {data.why}'
+    rows['shuffle'] = _shuffle_text(config, data)
     for pipeline in range(min(data.pipelines, MOST_PIPELINES)):
         mine = layout.pipeline_shards(pipeline, data.pipelines)
         records = sum(shard.records for shard in mine)
@@ -67,6 +76,24 @@ def data_rows(config: ml_collections.ConfigDict, data: Data) -> dict[str, str]:
         f'{len(data.evaluation.files)} files, {part}{data.evaluation.records:,} records: {_short(config.data.eval)}'
     )
     return rows
+
+
+def _shuffle_text(config: ml_collections.ConfigDict, data: Data) -> str:
+    layout = data.layout
+    bounded = layout.window_records < config.data.window_records
+    held = shards.WINDOWS_HELD * layout.logical_shards * layout.window_records * int(data.train.sizes.mean())
+    return (
+        f'windows of {layout.window_records:,} records in blocks of {layout.block_records}; '
+        f'those of all shards take up to {held / 2**20:,.0f} MiB'
+        + (f' (fewer records than {config.data.window_records:,}: data.window_mebibytes)' if bounded else '')
+    )
+
+
+def bad_rows(config: ml_collections.ConfigDict, bad: BadRecords) -> dict[str, str]:
+    """What happens to bad records, and how many are known before the first step."""
+    if not bad.skip:
+        return {}
+    return {'bad records': f'{bad}; the run stops above {config.data.max_bad_records}'}
 
 
 def _short(path: str) -> str:
@@ -107,15 +134,15 @@ def run_rows(workdir: pathlib.Path, checkpoint: str | None, step: int, steps: in
     return {'workdir': str(workdir), 'resumed': resumed}
 
 
-def feed_text(data: Data, step: int, replicas: int) -> str:
-    """Which records each replica is fed in `step`, a line a replica: file, and record numbers within it."""
+def feed_text(data: Data, step: int, replicas: int, most: int | None = MOST_NUMBERS) -> str:
+    """Which records each replica is fed in `step`, a line a replica: file, and the first `most` numbers within it."""
     lines = [f'Step {step} feeds (record numbers in the files of {_short(str(common_folder(data.train.files)))}):']
     for replica, records in enumerate(data.layout.replica_records(step, replicas, data.pipelines)):
         parts = []
         for file, group in itertools.groupby(sorted(named_records(data.train, records)), lambda record: record[0]):
             numbers = [str(number) for _, number in group]
-            more = f' +{len(numbers) - MOST_NUMBERS}' if len(numbers) > MOST_NUMBERS else ''
-            parts.append(f'{file}: {" ".join(numbers[:MOST_NUMBERS])}{more}')
+            more = f' +{len(numbers) - most}' if most and len(numbers) > most else ''
+            parts.append(f'{file}: {" ".join(numbers[:most])}{more}')
         lines.append(f'  replica {replica} (pipeline {replica * data.pipelines // replicas}): ' + ', '.join(parts))
     return '\n'.join(lines)
 

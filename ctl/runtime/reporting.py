@@ -74,12 +74,14 @@ def print_summary(
     checkpoint: str,
     values: Mapping[str, float],
     references: Mapping[str, tuple[float, str]],
+    bad_records: str | None,
 ) -> None:
-    """How the run came out, against what it has to beat, and where everything is."""
+    """How the run came out, against what it has to beat, what was lost, and where everything is."""
     lines = ['', 'Done. The last evaluation:']
     for name, value in values.items():
         against = f'   ({references[name][1]}: {references[name][0]:.4f})' if name in references else ''
         lines.append(f'  {name:<24} {value:.4f}{against}')
+    lines += [f'  bad records   {bad_records}'] if bad_records else []
     lines += [
         f'  weights       {checkpoint}',
         f'  metrics       {workdir / "metrics.jsonl"}',
