@@ -1,6 +1,8 @@
 """Made-up BERT records: small, valid, and uneven in what they mask."""
 
+import gzip
 import pathlib
+import zlib
 
 import numpy as np
 import tensorflow as tf
@@ -19,6 +21,9 @@ FITTING = {
     'model.heads': 2,
     'model.dropout': 0.0,
 }
+
+
+COMPRESS = {'': bytes, 'GZIP': gzip.compress, 'ZLIB': zlib.compress}
 
 
 def make_record(rng: np.random.Generator, **changed) -> dict[str, np.ndarray]:

@@ -2,7 +2,6 @@
 
 import gzip
 import pathlib
-import zlib
 
 import numpy as np
 import pytest
@@ -13,8 +12,7 @@ from hypothesis import strategies as st
 from ctl.data import streams
 from ctl.data.scan import scan
 from ctl.errors import UserError
-
-COMPRESS = {'': bytes, 'GZIP': gzip.compress, 'ZLIB': zlib.compress}
+from tests.bert_records import COMPRESS
 
 
 @pytest.fixture(scope='module')

@@ -167,12 +167,15 @@ def explained(*sources: Source) -> Iterator[None]:
 
 
 def _explain_wrong(message: str, source: Source) -> None:
+    problem = ''
     for number in map(int, re.findall(r'Name: (\d+)\b', message)):
         if number < source.index.records:
             try:
                 check_record(source.index, number, source.features, source.names)
             except UserError as wrong:
-                raise UserError(f'{wrong} To go on without such records: --config.data.on_bad_record=skip.') from None
+                problem = problem or str(wrong)
+    if problem:  # raised outside of `except`, where it would be taken for a wrapper of the other
+        raise UserError(f'{problem} To go on without such records: --config.data.on_bad_record=skip.')
 
 
 def _explain_damage(index: Index) -> None:
