@@ -24,7 +24,10 @@ def layouts(draw, shuffled=True):
         assume(False)
     seed = draw(st.integers(0, 2**31 - 1)) if shuffled else None
     block, window = draw(st.integers(1, 9)), draw(st.integers(1, 40))
-    return shards.Layout(counts, global_batch_size, number, by, seed, block, window), replicas
+    breaks = np.array(sorted(draw(st.sets(st.integers(0, int(counts.sum()) - 1), max_size=5))), np.int64)
+    sequential = np.array(draw(st.lists(st.booleans(), min_size=len(counts), max_size=len(counts))))
+    layout = shards.Layout(counts, global_batch_size, number, by, seed, block, window, breaks, sequential)
+    return layout, replicas
 
 
 @given(layouts(), st.integers(0, 3))
@@ -78,6 +81,37 @@ def test_without_a_seed_records_come_in_the_order_of_the_files(drawn):
     for shard in layout.shards:
         read = shard.take(0, shard.records)
         assert np.array_equal(read, np.sort(read))
+
+
+@given(layouts())
+def test_blocks_never_cross_a_damaged_record(drawn):
+    layout, _ = drawn
+    for shard in layout.shards:
+        for start, count in zip(shard.starts, shard.counts, strict=True):
+            assert not np.any((layout.breaks > start) & (layout.breaks < start + count))
+
+
+@given(layouts(), st.integers(0, 5))
+def test_a_compressed_file_is_read_from_its_beginning_on_once_an_epoch(drawn, epoch):
+    layout, _ = drawn
+    file_of = np.repeat(np.arange(len(layout.counts)), layout.counts)
+    for shard in layout.shards:
+        windows = [shard.window(epoch * shard.windows + w) for w in range(shard.windows)]
+        starts = np.concatenate([window.starts for window in windows])
+        files = file_of[starts]
+        for file in np.unique(files[layout.sequential[files]]):
+            places = np.flatnonzero(files == file)
+            assert np.array_equal(places, np.arange(places[0], places[0] + len(places)))
+            assert np.all(np.diff(starts[places]) > 0)
+
+
+@given(st.integers(1, 500), st.integers(1, 5000), st.integers(1, 64), st.floats(1, 1e7), st.integers(1 << 20, 1 << 31))
+def test_windows_take_no_more_memory_than_allowed_unless_they_hold_one_record(block, window, number, size, most):
+    block_records, window_records = shards.fit_window(block, window, number, size, most)
+    assert 1 <= block_records <= min(block, window_records) and window_records <= window
+    held = shards.WINDOWS_HELD * number * window_records * size
+    assert window_records == 1 or held <= most
+    assert window_records == window or held + shards.WINDOWS_HELD * number * size > most
 
 
 @given(layouts())
