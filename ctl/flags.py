@@ -1,9 +1,11 @@
 """The command line: from argv to an experiment, its config and a workdir. Imports no TensorFlow of its own."""
 
 import dataclasses
+import gc
 import os
 import pathlib
 import re
+import traceback
 import types
 from collections.abc import Callable
 from typing import Any
@@ -62,7 +64,14 @@ class Program:
                 reporting.quiet(request.verbosity)
                 body(request)
 
-        return exit_code_of(parse_and_run)
+        try:
+            return exit_code_of(parse_and_run)
+        except BaseException as error:
+            traceback.clear_frames(error.__traceback__)
+            raise
+        finally:
+            # A dataset that still reads ahead when Python ends waits for ever for a Python that is gone.
+            gc.collect()
 
     def usage(self, values: flags.FlagValues) -> str:
         own = ' '.join(f'[--{name}]' for name in values if name not in COMMON)

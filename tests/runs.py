@@ -1,19 +1,85 @@
 """Runs of the real door, and what they leave behind."""
 
+import contextlib
 import dataclasses
 import json
+import os
 import pathlib
+import socket
+import subprocess
+import sys
+import unittest.mock
 
 import numpy as np
 import tensorflow as tf
 
 from ctl import train
+from ctl.runtime import checkpoints
 from tests import bert_records
 
 
 def door(*words: str) -> int:
     """`python -m ctl.train` in this process; returns the exit code."""
     return train.main(list(words))
+
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+
+
+class Stopped(Exception):
+    """Where a run was stopped for a test."""
+
+
+def door_until(step: int, *words: str) -> None:
+    """A run that is stopped right after the checkpoint of `step`.
+
+    Fewer steps would not do: the schedule of the learning rate follows train.steps.
+    """
+    save = checkpoints.Checkpoints.save
+
+    def save_and_stop(self):
+        path = save(self)
+        if int(self._step.numpy()) >= step:
+            raise Stopped
+        return path
+
+    with unittest.mock.patch.object(checkpoints.Checkpoints, 'save', save_and_stop), contextlib.suppress(Stopped):
+        door(*words, f'--config.checkpoint.every={step}')
+        raise AssertionError(f'the run did not come to step {step}')
+
+
+def start_workers(count: int, *words: str) -> list[subprocess.Popen]:
+    """`python ...` as each of `count` workers that find each other by TF_CONFIG; `finish` ends them."""
+    sockets = [socket.socket() for _ in range(count)]
+    for each in sockets:
+        each.bind(('127.0.0.1', 0))
+    cluster = {'worker': [f'127.0.0.1:{each.getsockname()[1]}' for each in sockets]}
+    for each in sockets:
+        each.close()
+    return [
+        subprocess.Popen(
+            [sys.executable, *words],
+            cwd=ROOT,
+            env={
+                **os.environ,
+                'TF_CONFIG': json.dumps({'cluster': cluster, 'task': {'type': 'worker', 'index': index}}),
+            },
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for index in range(count)
+    ]
+
+
+def finish(workers: list[subprocess.Popen], timeout: float) -> list[tuple[str, str]]:
+    """What each printed on standard output and standard error; none is left running."""
+    try:
+        return [worker.communicate(timeout=timeout) for worker in workers]
+    finally:
+        for worker in workers:
+            worker.kill()
+            worker.wait()
 
 
 def overrides(**config) -> list[str]:

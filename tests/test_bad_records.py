@@ -252,3 +252,24 @@ def test_only_the_first_of_many_are_said_and_all_are_counted():
     with pytest.raises(GuardError, match='101 bad records'):
         for record in range(90, 200):
             bad.take_wrong(Files, record, 'wrong')
+
+
+def test_a_guard_prints_the_records_of_the_step_whose_loss_was_not_finite(tmp_path, capsys):
+    """A weight that is no number in one record: which step reads it is known, and steps are reported 10 at a time."""
+    flags = [*write_data(tmp_path), f'--workdir={tmp_path / "run"}', *overrides(log__every=10, devices__replicas=2)]
+    rng = np.random.default_rng(0)
+    nan = np.full(bert_records.PREDICTIONS, np.nan, np.float32)
+    records = [make_record(rng, **({'masked_lm_weights': nan} if i == 13 else {})) for i in range(20)]
+    write_file(tmp_path / 'train-1.tfrecord', records)
+    assert explain_input.main([*flags, '--json', '--steps=0:10']) == 0
+    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    (step,) = {line['step'] for line in lines if ['train-1.tfrecord', 13] in line['records']}
+    assert door(*flags, *overrides(train__steps=40)) == 3
+    captured = capsys.readouterr()
+    assert f'the loss became nan in step {step};' in captured.err and captured.err.count('\n') == 1
+    listing = captured.out[captured.out.index(f'Step {step} feeds') :].splitlines()
+    for line in (line for line in lines if line['step'] == step):
+        shown = next(text for text in listing if f'replica {line["replica"]} (' in text)
+        for file, number in line['records']:
+            assert str(number) in shown.partition(f'{file}: ')[2].split(',')[0].split()
+    assert not list((tmp_path / 'run' / 'checkpoints').glob('*'))

@@ -1,6 +1,7 @@
 """What the pipelines read is what the arithmetic says, in both modes, from any step."""
 
 import dataclasses
+import gc
 
 import numpy as np
 import pytest
@@ -10,7 +11,8 @@ from ctl.data import pipeline, shards
 from ctl.data.bad_records import BadRecords
 from ctl.data.index import find_files, load_index
 from ctl.data.records import make_source
-from ctl.experiment import Experiment
+from ctl.data.streams import CompressedFile
+from ctl.experiment import Experiment, Feature
 from experiments import bert_mlm
 from tests import bert_records
 
@@ -18,10 +20,10 @@ GLOBAL_BATCH = 12
 COUNTS = [40, 41, 39, 40, 40, 42]
 
 
-@pytest.fixture(scope='module')
-def source(tmp_path_factory):
-    folder = tmp_path_factory.mktemp('records')
-    index = load_index(find_files(bert_records.write_files(folder, COUNTS), 'data.train'))
+def make_files(folder, compression):
+    """A source of records in `folder`."""
+    glob = bert_records.write_files(folder, COUNTS, compression=compression)
+    index = load_index(find_files(glob, 'data.train'))
     config = bert_mlm.get_config()
     for key, value in bert_records.FITTING.items():
         config.model[key.removeprefix('model.')] = value
@@ -29,8 +31,20 @@ def source(tmp_path_factory):
     return make_source(index, experiment, BadRecords(config.data, print))
 
 
+@pytest.fixture(scope='module')
+def source(tmp_path_factory):
+    return make_files(tmp_path_factory.mktemp('plain'), ('',))
+
+
+@pytest.fixture(scope='module')
+def mixed_source(tmp_path_factory):
+    """Plain, gzip and zlib files in one glob, and in one shard."""
+    return make_files(tmp_path_factory.mktemp('mixed'), ('', '', 'GZIP', 'GZIP', 'ZLIB', ''))
+
+
 def make_layout(source, logical_shards=6, shard_by='file'):
-    return shards.Layout(source.index.counts, GLOBAL_BATCH, logical_shards, shard_by, 3, 4, 16)
+    index = source.index
+    return shards.Layout(index.counts, GLOBAL_BATCH, logical_shards, shard_by, 3, 4, 16, index.breaks, index.sequential)
 
 
 def make_strategy(replicas):
@@ -48,11 +62,8 @@ def distributed_batches(strategy, dataset_fn, per_replica, steps):
         yield [{name: value[r].numpy() for name, value in local.items()} for r in range(strategy.num_replicas_in_sync)]
 
 
-@pytest.mark.parametrize('first_step', [0, 23])
-@pytest.mark.parametrize('replicas, per_replica', [(1, False), (2, False), (2, True), (3, False), (3, True)])
-@pytest.mark.parametrize('shard_by', ['file', 'record'])
-def test_replicas_are_fed_the_records_that_the_arithmetic_says(source, replicas, per_replica, first_step, shard_by):
-    layout = make_layout(source, shard_by=shard_by)
+def check_what_is_fed(source, layout, replicas, per_replica, first_step):
+    """45 steps, record by record, against the arithmetic and the files."""
     dataset_fn = pipeline.make_train_dataset_fn(source, layout, first_step)
     fed = distributed_batches(make_strategy(replicas), dataset_fn, per_replica, steps=45)
     for step, batches in enumerate(fed, start=first_step):
@@ -66,12 +77,43 @@ def test_replicas_are_fed_the_records_that_the_arithmetic_says(source, replicas,
                 assert batch['input_ids'][row].tolist() == list(wanted)
 
 
+@pytest.mark.parametrize('first_step', [0, 23])
+@pytest.mark.parametrize('replicas, per_replica', [(1, False), (2, False), (2, True), (3, False), (3, True)])
+@pytest.mark.parametrize('shard_by', ['file', 'record'])
+def test_replicas_are_fed_the_records_that_the_arithmetic_says(source, replicas, per_replica, first_step, shard_by):
+    check_what_is_fed(source, make_layout(source, shard_by=shard_by), replicas, per_replica, first_step)
+
+
+@pytest.mark.parametrize('first_step', [0, 23])
+@pytest.mark.parametrize('replicas, per_replica', [(1, False), (2, True)])
+@pytest.mark.parametrize('shard_by, logical_shards', [('file', 2), ('record', 6)])
+def test_compressed_files_are_fed_as_the_arithmetic_says_too(
+    mixed_source, replicas, per_replica, first_step, shard_by, logical_shards
+):  # C24
+    layout = make_layout(mixed_source, logical_shards, shard_by)
+    check_what_is_fed(mixed_source, layout, replicas, per_replica, first_step)
+
+
+def test_a_compressed_file_is_inflated_once_an_epoch_and_not_once_a_window(mixed_source, monkeypatch):
+    rewinds = []
+    rewind = CompressedFile._rewind
+    monkeypatch.setattr(CompressedFile, '_rewind', lambda self: rewinds.append(self) or rewind(self))
+    context = tf.distribute.InputContext(num_input_pipelines=1, input_pipeline_id=0, num_replicas_in_sync=1)
+    dataset = pipeline.make_train_dataset_fn(mixed_source, make_layout(mixed_source), 0)(context)
+    epochs = 5
+    list(dataset.take(epochs * sum(COUNTS) // GLOBAL_BATCH))
+    # 3 compressed files, and what is read ahead, a unit of parsing at a time, in which these small files fit twice.
+    assert len(rewinds) <= 3 * (epochs + 4)
+
+
 @pytest.mark.parametrize('replicas, per_replica', [(1, False), (2, False), (2, True), (3, True), (4, False)])
 @pytest.mark.parametrize('records', [242, 100, 13, 12, 2])
-def test_evaluation_reads_each_record_once_and_pads_the_rest_with_weight_0(source, replicas, per_replica, records):
+def test_evaluation_reads_each_record_once_and_pads_the_rest_with_weight_0(
+    mixed_source, replicas, per_replica, records
+):
     pipelines = replicas if per_replica else 1
     steps = pipeline.eval_steps(records, GLOBAL_BATCH, pipelines)
-    dataset_fn = pipeline.make_eval_dataset_fn(source, GLOBAL_BATCH, records, block_records=16)
+    dataset_fn = pipeline.make_eval_dataset_fn(mixed_source, GLOBAL_BATCH, records, block_records=16)
     strategy = make_strategy(replicas)
     read = []
     for batches in distributed_batches(strategy, dataset_fn, per_replica, steps):
@@ -111,5 +153,25 @@ def test_a_resumed_pipeline_reads_no_more_at_step_10_000_000_than_at_step_0(sour
         windows.clear()
         next(iter(pipeline.make_train_dataset_fn(source, make_layout(source), first_step)(context)))
         reads.append(len(windows))
-    # Parsing in units of 256 records and prefetching go ahead by some windows, from either step.
+    # Parsing in units of 512 records and prefetching go ahead by some windows, from either step.
     assert max(reads) <= 2 * min(reads) < 400
+
+
+def test_ten_thousand_files_are_planned_and_read_like_any_others(tmp_path):
+    """Tiny ones; that it is as quick as with ten is measured by hand, see the README."""
+    record = bert_records.make_record(np.random.default_rng(0))
+    example = bert_records.make_example(record).SerializeToString()
+    for i in range(10_000):
+        with tf.io.TFRecordWriter(str(tmp_path / f'{i:05}')) as writer:
+            writer.write(example)
+    index = load_index(find_files(f'{tmp_path}/*', 'data.train'))
+    assert index.records == 10_000
+    number, by, _ = shards.choose_shards(index.counts, 64, 4)
+    assert (number, by) == (64, 'file')
+    experiment = Experiment({'input_ids': Feature((bert_records.LENGTH,))}, {}, [])
+    source = make_source(index, experiment, BadRecords(bert_mlm.get_config().data, print))
+    layout = shards.Layout(index.counts, 64, number, by, 0, 128, 1024)
+    context = tf.distribute.InputContext(num_input_pipelines=2, input_pipeline_id=1, num_replicas_in_sync=4)
+    batch = next(iter(pipeline.make_train_dataset_fn(source, layout, 1000)(context)))
+    assert batch['record'].numpy().tolist() == layout.replica_records(1000, 4, 2)[2].tolist()
+    gc.collect()

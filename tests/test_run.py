@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.runs import Workdir, door, overrides, write_data
+from tests.runs import Workdir, door, door_until, overrides, write_data
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 
@@ -52,26 +52,8 @@ def without_rates(lines):
 
 @pytest.mark.parametrize('stop_at', [3, 6, 10])
 def test_a_run_stopped_and_continued_is_the_run_never_stopped(flags, unbroken, tmp_path, stop_at):  # C29
-    """The schedule follows train.steps, so the first part is stopped by a failing save and not by fewer steps."""
-    from ctl.runtime import checkpoints
-
-    class Stop(Exception):
-        pass
-
-    save, workdir = checkpoints.Checkpoints.save, f'--workdir={tmp_path}'
-
-    def save_and_stop(self):
-        path = save(self)
-        if int(self._step.numpy()) >= stop_at:
-            raise Stop
-        return path
-
-    checkpoints.Checkpoints.save = save_and_stop
-    try:
-        with pytest.raises(Stop):
-            door(*flags, *LONG, f'--config.checkpoint.every={stop_at}', workdir)
-    finally:
-        checkpoints.Checkpoints.save = save
+    workdir = f'--workdir={tmp_path}'
+    door_until(stop_at, *flags, *LONG, workdir)
     with open(tmp_path / 'metrics.jsonl', 'a') as stream:  # what a kill in mid-step and in mid-line leaves
         stream.write(json.dumps({'step': stop_at + 1, 'kind': 'train', 'loss': 1.0}) + '\n{"step": ')
     assert door(*flags, *LONG, workdir) == 0

@@ -170,7 +170,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_with_exit_3_and_saves_nothing_a
     )
     assert door(*flags, f'--workdir={tmp_path / "run"}') == 3
     error = capsys.readouterr().err
-    assert 'the loss became inf in steps' in error or 'the loss became nan in steps' in error
+    assert 'the loss became inf in step' in error or 'the loss became nan in step' in error
     assert 'optimizer.learning_rate' in error
     run = Workdir(tmp_path / 'run')
     assert all(np.isfinite(value).all() for value in run.weights.values())

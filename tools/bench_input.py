@@ -3,7 +3,9 @@
     python -m tools.bench_input --experiment=bert_mlm
 
 Takes the flags of ctl.train. Each round runs every pipeline once, for some seconds, after a warm-up; the medians over
-the rounds are printed, and the ratio of ours to the others. CPU time is of the whole process. Quote ratios.
+the rounds are printed, and the ratio of ours to the others. CPU time is of the whole process. Then, also in turn: the
+time to the first batch from an early and from a late step, and the speed of indexing; and the peak of the process's
+memory over 10 epochs. Quote ratios.
 """
 
 import json
@@ -11,11 +13,12 @@ import resource
 import statistics
 import sys
 import time
-from collections.abc import Callable
 
 from absl import flags as absl_flags
 
 from ctl import flags
+
+EARLY_AND_LATE = (10, 10_000_000)
 
 
 def _define(values: absl_flags.FlagValues) -> None:
@@ -60,11 +63,17 @@ def bench(request: flags.Request) -> None:
             rate, cost = _time(dataset, batch_size, request.own['seconds'])
             rates[name].append(rate)
             costs[name].append(cost)
-    _print_result(rates, costs, request.own['json'])
+    result = {
+        'pipelines': _rows(rates, costs),
+        'first_batch': _first_batch(source, config, request.own['rounds']),
+        'indexing': _indexing(source, request.own['rounds']),
+        'memory': _memory(source, config),
+    }
+    print(json.dumps(result) if request.own['json'] else _as_text(result))
 
 
-def _ours(source, config, batch_size: int):
-    """The training pipeline of one replica, shuffling as configured."""
+def _ours(source, config, batch_size: int, first_step: int = 0):
+    """The training pipeline of one replica, shuffling as configured, from a step on."""
     import tensorflow as tf
 
     from ctl.data import pipeline, shards
@@ -74,7 +83,7 @@ def _ours(source, config, batch_size: int):
     config.train.global_batch_size = batch_size
     logical_shards, shard_by, _ = shards.choose_shards(source.index.counts, batch_size, 1)
     layout = make_layout(source.index, config, logical_shards, shard_by)
-    return pipeline.make_train_dataset_fn(source, layout, 0)(tf.distribute.InputContext())
+    return pipeline.make_train_dataset_fn(source, layout, first_step)(tf.distribute.InputContext())
 
 
 def _raw_read(source):
@@ -115,25 +124,80 @@ def _time(dataset, batch_size: int, seconds: float) -> tuple[float, float]:
     return batches * batch_size / wall, cpu / (batches * batch_size) * 1e6
 
 
-def _print_result(rates: dict[str, list[float]], costs: dict[str, list[float]], as_json: bool) -> None:
-    rate = {name: statistics.median(values) for name, values in rates.items()}
-    cost = {name: statistics.median(values) for name, values in costs.items()}
-    base = next(name for name in rate if name.startswith('TF1'))
+def _rows(rates: dict[str, list[float]], costs: dict[str, list[float]]) -> dict[str, dict[str, float]]:
+    """Per pipeline the medians, and the median, least and largest of the rounds' ratios to the TF1 style."""
+    base = next(values for name, values in rates.items() if name.startswith('TF1'))
+    rows = {}
+    for name, values in rates.items():
+        ratios = [a / b for a, b in zip(values, base, strict=True)]  # the two of a round ran one after the other
+        rows[name] = {
+            'records_per_s': statistics.median(values),
+            'cpu_us_per_record': statistics.median(costs[name]),
+            'times_tf1': statistics.median(ratios),
+            'least': min(ratios),
+            'most': max(ratios),
+        }
+    return rows
 
-    def ratio(name: str, of: Callable[[list[float], list[float]], float] = statistics.median) -> float:
-        """The median of the rounds' ratios: the two of a round ran one after the other."""
-        return of([a / b for a, b in zip(rates[name], rates[base], strict=True)])
 
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    if as_json:
-        rows = {n: {'records_per_s': rate[n], 'cpu_us_per_record': cost[n], 'times_tf1': ratio(n)} for n in rate}
-        print(json.dumps({'pipelines': rows, 'peak_memory_mib': peak}))
-        return
-    print(f'{"":<22}{"records/s":>12}{"CPU us/record":>15}{"x TF1 style":>13}{"(min, max)":>18}')
-    for name in rate:
-        spread = f'({ratio(name, min):.1f}, {ratio(name, max):.1f})'
-        print(f'{name:<22}{rate[name]:>12,.0f}{cost[name]:>15.1f}{ratio(name):>13.1f}{spread:>18}')
-    print(f'peak memory of the process: {peak:,.0f} MiB')
+def _first_batch(source, config, rounds: int) -> dict[str, float]:
+    """Seconds from no pipeline to its first batch, from an early step and from a late one, by step."""
+    seconds = {step: [] for step in EARLY_AND_LATE}
+    for _ in range(rounds):
+        for step, taken in seconds.items():
+            began = time.perf_counter()
+            next(iter(_ours(source, config, 32, step)))
+            taken.append(time.perf_counter() - began)
+    return {f'step {step:,}': statistics.median(taken) for step, taken in seconds.items()}
+
+
+def _indexing(source, rounds: int) -> dict[str, float]:
+    """Records a second of reading the files and of indexing them, and the median of the rounds' ratios."""
+    import tensorflow as tf
+
+    from ctl.data.index import load_index
+
+    index, read, indexed = source.index, [], []
+    for _ in range(rounds):
+        began = time.perf_counter()
+        for _ in tf.data.TFRecordDataset(index.files).batch(1024).prefetch(tf.data.AUTOTUNE):
+            pass
+        read.append(index.records / (time.perf_counter() - began))
+        began = time.perf_counter()
+        load_index(index.files, fresh=True)
+        indexed.append(index.records / (time.perf_counter() - began))
+    ratio = statistics.median(b / a for a, b in zip(read, indexed, strict=True))
+    return {
+        'read_records_per_s': statistics.median(read),
+        'records_per_s': statistics.median(indexed),
+        'times_read': ratio,
+    }
+
+
+def _memory(source, config) -> dict[str, float]:
+    """The peak memory of the process in MiB, after 1 and after 10 more epochs of ours at batch 256."""
+    batches = iter(_ours(source, config, 256))
+    peaks = {}
+    for epoch in range(1, 11):
+        for _ in range(-(-source.index.records // 256)):
+            next(batches)
+        if epoch in (1, 10):
+            peaks[f'after {epoch} epochs'] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    return peaks
+
+
+def _as_text(result: dict) -> str:
+    lines = [f'{"":<22}{"records/s":>12}{"CPU us/record":>15}{"x TF1 style":>13}{"(min, max)":>18}']
+    for name, row in result['pipelines'].items():
+        spread = f'({row["least"]:.1f}, {row["most"]:.1f})'
+        rate, cost, ratio = row['records_per_s'], row['cpu_us_per_record'], row['times_tf1']
+        lines.append(f'{name:<22}{rate:>12,.0f}{cost:>15.1f}{ratio:>13.1f}{spread:>18}')
+    first, indexing = result['first_batch'], result['indexing']
+    lines.append('first batch: ' + ', '.join(f'from {step} in {seconds:.3f} s' for step, seconds in first.items()))
+    lines.append(f'indexing: {indexing["records_per_s"]:,.0f} records/s, {indexing["times_read"]:.2f} times a raw read')
+    peaks = ', '.join(f'{when} {peak:,.0f} MiB' for when, peak in result['memory'].items())
+    lines.append(f'peak memory of the process: {peaks}')
+    return '\n'.join(lines)
 
 
 if __name__ == '__main__':

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from ctl.data import shards
 from ctl.data.index import Index
-from ctl.data.reading import read_shard
+from ctl.data.reading import read_endlessly, read_once
 from ctl.data.records import Source, check_record, make_blank
 from ctl.errors import UserError
 from ctl.experiment import unchanged
@@ -38,11 +38,8 @@ def make_train_dataset_fn(source: Source, layout: shards.Layout, first_step: int
         position = first_step * layout.share
         # Several steps at a time, so that handing on and parsing small shares costs no more than large ones.
         steps = -(-_parse_records(source.index) // (layout.share * len(mine)))
-        streams = [
-            read_shard(source.index, shard, position).rebatch(steps * layout.share, drop_remainder=True)
-            for shard in mine
-        ]
-        records = tf.data.Dataset.zip(tuple(streams)).map(lambda *shares: _join(shares, steps))
+        shares = read_endlessly(source.index, mine, position, steps * layout.share)
+        records = shares.map(lambda *shares: tuple(_join(share, steps) for share in shares))
         batches = _parse(source, records).rebatch(batch_size, drop_remainder=True)
         return _finish(source, batches).apply(tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY))
 
@@ -71,7 +68,7 @@ def make_eval_dataset_fn(source: Source, global_batch_size: int, records: int, b
             runs = np.clip(np.stack([source.index.firsts[:-1], source.index.firsts[1:]], axis=1), start, end)
             blocks = shards.cut_blocks(runs[runs[:, 0] < runs[:, 1]], block_records, source.index.breaks)
             shard = shards.Shard(0, *blocks, blocks_per_window=1, seed=None)
-            read = read_shard(source.index, shard, 0, shard.windows)
+            read = read_once(source.index, shard)
         parsed = _parse(source, read.rebatch(_parse_records(source.index)))
         padding = tf.data.Dataset.from_tensors(_nothing()).map(lambda *nothing: _parse_batch(source, *nothing)).repeat()
         padded = parsed.rebatch(batch_size).concatenate(padding).take(batches).map(lambda b: _pad(b, batch_size))
@@ -106,18 +103,13 @@ def _nothing() -> tuple[tf.Tensor, tf.Tensor]:
     return tf.zeros([0], tf.string), tf.zeros([0], tf.int64)
 
 
-def _join(shares: tuple, steps: int) -> tuple[tf.Tensor, tf.Tensor]:
-    """Shares of `steps` steps from each shard, laid out step after step, and in a step shard after shard.
+def _join(shares: tf.Tensor, steps: int) -> tf.Tensor:
+    """Shares of `steps` steps, [shards, steps x share], laid out step after step, and in a step shard after shard.
 
     The first replica's records come first in a step.
     """
-
-    def interleave(*parts: tf.Tensor) -> tf.Tensor:
-        by_shard = tf.reshape(tf.stack(parts), [len(parts), steps, -1])
-        return tf.reshape(tf.transpose(by_shard, [1, 0, 2]), [-1])
-
-    serialized, records = zip(*shares, strict=True)
-    return interleave(*serialized), interleave(*records)
+    by_shard = tf.reshape(shares, [tf.shape(shares)[0], steps, -1])
+    return tf.reshape(tf.transpose(by_shard, [1, 0, 2]), [-1])
 
 
 def _parse_records(index: Index) -> int:

@@ -1,6 +1,7 @@
-"""Reads the records of a shard in its order, window by window, from any place in it."""
+"""Reads the records of shards in their order, window by window, from any place on."""
 
 import threading
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -13,48 +14,78 @@ from ctl.errors import UserError
 READ_BUFFER_BYTES = 1 << 18
 
 
-def read_shard(index: Index, shard: shards.Shard, position: int, windows: int | None = None) -> tf.data.Dataset:
-    """Windows of one shard from record `position` on: (serialized string [n], record number int64 [n]).
+def read_endlessly(index: Index, mine: Sequence[shards.Shard], position: int, records: int) -> tf.data.Dataset:
+    """The next `records` records of every shard, each from its record `position` on, again and again.
 
-    Endless, or the first `windows` windows. Only the window that holds `position` is read again after a resume.
+    Only the windows that hold `position` are read again after a resume.
+
+    Returns:
+      Dataset of (serialized string [shards, records], record number int64 [shards, records]).
     """
-    first, skip = shard.locate(position)
-    paths = tf.constant(index.files)
-    compressed = CompressedRecords(index) if index.sequential[_files_of(index, shard.starts)].any() else None
+    begin = [shard.locate(position) for shard in mine]
+    read_window = _make_window_reader(index, mine, begin)
+    first = tf.constant([window for window, _ in begin], tf.int64)
 
-    def plan(number: np.int64):
+    def read_shard(place):
+        windows = tf.data.Dataset.range(first[place], tf.int64.max).flat_map(lambda number: read_window(place, number))
+        return windows.prefetch(1).rebatch(records, drop_remainder=True)
+
+    # All shards through one function, in turn: there may be 64, and to trace and start each takes time.
+    return tf.data.Dataset.range(len(mine)).interleave(read_shard, cycle_length=len(mine)).batch(len(mine), True)
+
+
+def read_once(index: Index, shard: shards.Shard) -> tf.data.Dataset:
+    """One epoch of a shard, window by window: (serialized string [n], record number int64 [n])."""
+    read_window = _make_window_reader(index, [shard], [(0, 0)])
+    zero = tf.constant(0, tf.int64)
+    return tf.data.Dataset.range(shard.windows).flat_map(lambda number: read_window(zero, number)).prefetch(1)
+
+
+def _make_window_reader(index: Index, mine: Sequence[shards.Shard], begin: Sequence[tuple[int, int]]) -> Callable:
+    """A function from a place in `mine` and a window's number to its records, as a dataset of one element.
+
+    `begin` has each shard's first window, and how many of its records are left out.
+    """
+    paths = np.array([path.encode() for path in index.files], object)
+    compressed = [CompressedRecords(index) for _ in mine]  # each with a file of its own open
+    any_compressed = any(index.sequential[_files_of(index, shard.starts)].any() for shard in mine)
+
+    def plan(place: np.int64, number: np.int64):
+        shard, (first, skip) = mine[place], begin[place]
         window = shard.window(int(number))
         files = _files_of(index, window.starts)
         index.check_unchanged(np.unique(files))
         plain = np.where(index.sequential[files], 0, window.counts)
         leaving = slice(skip if number == first else 0, None)
         return (
-            *(files, index.starts[window.starts], plain, window.starts, window.counts),
+            *(paths[files], index.starts[window.starts], plain, window.starts, window.counts),
             *(window.order[leaving], window.records[leaving]),
         )
 
-    def read_block(file, offset, plain, start, count):
-        variant = tf.raw_ops.TFRecordDatasetV2(
-            filenames=[paths[file]], compression_type='', buffer_size=READ_BUFFER_BYTES, byte_offsets=[offset]
-        )
-        read = tf.data.experimental.from_variant(variant, tf.TensorSpec([], tf.string)).take(plain)
-        if compressed is None:
-            return read
-        inflated = tf.numpy_function(compressed.read, [start, count - plain], tf.string)
-        return read.concatenate(tf.data.Dataset.from_tensor_slices(tf.ensure_shape(inflated, [None])))
+    def inflate(place: np.int64, start: np.int64, count: np.int64) -> np.ndarray:
+        return compressed[place].read(start, count)
 
-    def read_window(number):
-        planned = tf.numpy_function(plan, [number], [tf.int64] * 7)
-        for vector in planned:
+    def read_window(place, number):
+        *blocks, order, records = tf.numpy_function(plan, [place, number], [tf.string] + [tf.int64] * 6)
+        for vector in (*blocks, order, records):
             vector.set_shape([None])
-        *blocks, order, records = planned
+
+        def read_block(path, offset, plain, start, count):
+            variant = tf.raw_ops.TFRecordDatasetV2(
+                filenames=[path], compression_type='', buffer_size=READ_BUFFER_BYTES, byte_offsets=[offset]
+            )
+            read = tf.data.experimental.from_variant(variant, tf.TensorSpec([], tf.string)).take(plain)
+            if not any_compressed:
+                return read
+            inflated = tf.numpy_function(inflate, [place, start, count - plain], tf.string)
+            return read.concatenate(tf.data.Dataset.from_tensor_slices(tf.ensure_shape(inflated, [None])))
+
         # The reader with byte offsets works only inside a flat_map (its graph form loses the offsets elsewhere).
         read = tf.data.Dataset.from_tensor_slices(tuple(blocks)).flat_map(read_block)
         whole = read.batch(tf.reduce_sum(blocks[-1]))
         return whole.map(lambda serialized: (tf.gather(serialized, order), records))
 
-    last = tf.int64.max if windows is None else first + windows
-    return tf.data.Dataset.range(first, last).flat_map(read_window).prefetch(1)
+    return read_window
 
 
 def _files_of(index: Index, records: np.ndarray) -> np.ndarray:

@@ -1,0 +1,120 @@
+"""Invariant 4: a run goes on anywhere. The records of a step, and what they make, do not depend on the hardware."""
+
+import json
+
+import pytest
+
+from tests.runs import Workdir, door, door_until, finish, overrides, relative_difference, start_workers, write_data
+from tools import explain_input
+
+STEPS, STOP = 20, 7
+
+
+@pytest.fixture(scope='module')
+def flags(tmp_path_factory):
+    return write_data(tmp_path_factory.mktemp('data')) + overrides(train__steps=STEPS)
+
+
+@pytest.fixture(scope='module')
+def never_stopped(flags, tmp_path_factory):
+    workdir = tmp_path_factory.mktemp('never_stopped')
+    assert door(*flags, '--config.devices.replicas=4', f'--workdir={workdir}') == 0
+    return Workdir(workdir)
+
+
+MODES = ['per_worker', 'per_replica']
+
+
+@pytest.mark.xdist_group('elastic')
+@pytest.mark.parametrize(
+    'before, after, mode',
+    [(4, 1, 'per_worker'), (4, 2, 'per_worker'), (4, 2, 'per_replica'), (1, 4, 'per_replica'), (2, 1, 'per_replica')],
+)
+def test_a_run_continued_on_other_replicas_is_the_run_never_stopped(
+    flags, never_stopped, tmp_path, before, after, mode
+):
+    workdir = f'--workdir={tmp_path}'
+    words = [*flags, '--config.data.logical_shards=4', workdir]
+    door_until(STOP, *words, *overrides(devices__replicas=before, devices__input_pipelines=mode))
+    other = 'per_worker' if mode == 'per_replica' else 'per_replica'
+    assert door(*words, *overrides(devices__replicas=after, devices__input_pipelines=other)) == 0
+    found = Workdir(tmp_path)
+    assert [line['step'] for line in found.lines('train')] == list(range(1, STEPS + 1))
+    assert relative_difference(never_stopped.weights, found.weights) <= 1e-5
+    for a, b in zip(never_stopped.lines('train'), found.lines('train'), strict=True):
+        assert b['loss'] == pytest.approx(a['loss'], rel=1e-5)
+
+
+@pytest.mark.xdist_group('elastic')
+def test_the_shards_that_the_first_start_chose_are_kept_on_other_hardware(flags, tmp_path):
+    """On 1 replica the 4 files would make 4 shards; with a batch of 6 on 3 replicas they make 3."""
+    words = [*flags, '--config.train.global_batch_size=6', f'--workdir={tmp_path}']
+    door_until(STOP, *words, '--config.devices.replicas=3')
+    assert Workdir(tmp_path).config['data']['logical_shards'] == 3
+    assert door(*words, '--config.devices.replicas=1') == 0
+    assert Workdir(tmp_path).config['data']['logical_shards'] == 3
+
+
+@pytest.mark.xdist_group('elastic')
+def test_hardware_that_the_runs_shards_do_not_fit_is_refused_with_what_does(flags, tmp_path, capsys):
+    words = [*flags, '--config.train.global_batch_size=12', f'--workdir={tmp_path}']
+    door_until(STOP, *words, '--config.devices.replicas=4')
+    assert door(*words, '--config.devices.replicas=3') == 2
+    error = capsys.readouterr().err.strip()
+    assert 'data.logical_shards=4' in error and '3 replicas' in error and '\n' not in error
+
+
+def records_of(capsys, *words):
+    """[step] -> sorted records of the global batch, as explained."""
+    capsys.readouterr()
+    assert explain_input.main([*words, '--json', f'--steps=0:{STEPS}']) == 0
+    steps = [[] for _ in range(STEPS)]
+    for line in map(json.loads, capsys.readouterr().out.splitlines()):
+        steps[line['step']] += map(tuple, line['records'])
+    return [sorted(records) for records in steps]
+
+
+@pytest.mark.parametrize('mode', MODES)
+@pytest.mark.parametrize('replicas, workers', [(1, 1), (2, 1), (4, 1), (1, 2), (2, 2), (1, 4)])
+def test_every_global_batch_has_the_same_records_on_any_replicas_workers_and_pipelines(
+    flags, tmp_path, capsys, replicas, workers, mode
+):  # C27, C28
+    words = [*flags, f'--workdir={tmp_path}', '--config.data.logical_shards=4']
+    hardware = [*overrides(devices__replicas=replicas, devices__input_pipelines=mode), f'--workers={workers}']
+    assert explain_input.main([*words, *hardware, '--steps=0:20', '--verify']) == 0
+    assert records_of(capsys, *words, *hardware) == records_of(capsys, *words)
+
+
+READER = """
+import json, sys
+import tensorflow as tf
+strategy = tf.distribute.MultiWorkerMirroredStrategy()
+from ctl import config as config_lib, flags
+from ctl.data import pipeline, records
+from ctl.data.bad_records import BadRecords
+from ctl.data.inputs import find_data
+def body(request):
+    bad = BadRecords(request.config.data, print)
+    data = find_data(request.config, strategy.num_replicas_in_sync, None, bad,
+                     workers=strategy.num_replicas_in_sync)
+    with strategy.scope():
+        source = records.make_source(data.train, request.module.make_experiment(request.config), bad)
+    dataset = pipeline.distribute(strategy, pipeline.make_train_dataset_fn(source, data.layout, 0), False)
+    for step, batch in zip(range(20), dataset):
+        (mine,) = strategy.experimental_local_results(batch['record'])
+        print(json.dumps(mine.numpy().tolist()), flush=True)
+sys.exit(flags.Program('reader', lambda values: None).run(sys.argv[1:], body))
+"""
+
+
+def test_two_real_workers_read_disjoint_halves_of_the_batches_of_one(flags, tmp_path, capsys):  # C10
+    """Two processes with TF_CONFIG, each with its own input pipeline."""
+    workers = start_workers(2, '-c', READER, *flags, f'--workdir={tmp_path}')
+    outputs = finish(workers, timeout=180)
+    assert [worker.returncode for worker in workers] == [0, 0], outputs
+    fed = [[json.loads(line) for line in out.splitlines() if line.startswith('[')] for out, _ in outputs]
+    explained = records_of(capsys, *flags, f'--workdir={tmp_path}')
+    for step in range(STEPS):
+        assert len(set(fed[0][step]) & set(fed[1][step])) == 0
+        both = sorted((f'train-{r // 20}.tfrecord', r % 20) for r in fed[0][step] + fed[1][step])
+        assert both == explained[step]
