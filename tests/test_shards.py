@@ -1,11 +1,10 @@
 """The sharding arithmetic: for any files, batch, replicas and seed."""
 
 import numpy as np
-import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from ctl.data import shards
+from ctl.data import choices, shards
 from ctl.errors import UserError
 
 counts_of_files = st.lists(st.integers(1, 60), min_size=1, max_size=12).map(lambda c: np.array(c, np.int64))
@@ -19,7 +18,7 @@ def layouts(draw, shuffled=True):
     global_batch_size = replicas * draw(st.integers(1, 8))
     shard_by = draw(st.sampled_from(['auto', 'file', 'record']))
     try:
-        number, by, _ = shards.choose_shards(counts, global_batch_size, replicas, 0, shard_by)
+        number, by, _ = choices.choose_shards(counts, global_batch_size, replicas, 0, shard_by)
     except UserError:
         assume(False)
     seed = draw(st.integers(0, 2**31 - 1)) if shuffled else None
@@ -105,15 +104,6 @@ def test_a_compressed_file_is_read_from_its_beginning_on_once_an_epoch(drawn, ep
             assert np.all(np.diff(starts[places]) > 0)
 
 
-@given(st.integers(1, 500), st.integers(1, 5000), st.integers(1, 64), st.floats(1, 1e7), st.integers(1 << 20, 1 << 31))
-def test_windows_take_no_more_memory_than_allowed_unless_they_hold_one_record(block, window, number, size, most):
-    block_records, window_records = shards.fit_window(block, window, number, size, most)
-    assert 1 <= block_records <= min(block, window_records) and window_records <= window
-    held = shards.WINDOWS_HELD * number * window_records * size
-    assert window_records == 1 or held <= most
-    assert window_records == window or held + shards.WINDOWS_HELD * number * size > most
-
-
 @given(layouts())
 def test_blocks_never_cross_files_and_windows_hold_what_they_may(drawn):
     layout, _ = drawn
@@ -123,56 +113,6 @@ def test_blocks_never_cross_files_and_windows_hold_what_they_may(drawn):
         assert shard.counts.max() <= layout.block_records
         for w in range(shard.windows):
             assert len(shard.window(w).order) <= max(layout.window_records, layout.block_records)
-
-
-@given(
-    counts_of_files,
-    st.integers(1, 40),
-    st.integers(1, 5),
-    st.integers(0, 70),
-    st.sampled_from(['auto', 'file', 'record']),
-)
-@settings(max_examples=300)
-def test_chosen_shards_divide_the_batch_over_the_replicas_or_the_error_names_values_that_work(
-    counts, per_replica, replicas, wanted, shard_by
-):
-    batch = per_replica * replicas
-    try:
-        number, by, why = shards.choose_shards(counts, batch, replicas, wanted, shard_by)
-    except UserError as error:
-        if 'data.logical_shards=' in str(error) and 'must divide' in str(error):
-            for near in map(int, str(error).rpartition('take ')[2].rstrip('.').split(' or ')):
-                assert batch % near == 0 and near % replicas == 0
-        else:
-            assert 'take ' in str(error) or 'use fewer replicas' in str(error)
-        return
-    assert batch % number == 0 and number % replicas == 0
-    assert number == wanted or not wanted
-    assert (by == shard_by or shard_by == 'auto') and why
-    if by == 'file':
-        assert number <= len(counts)
-        assert shard_by == 'file' or shards.imbalance(counts, number) <= shards.MOST_IMBALANCE
-    else:
-        layout = shards.Layout(counts, batch, number, by, 0, 128, 1024)
-        shares = [shard.records for shard in layout.shards]
-        assert max(shares) - min(shares) <= 1
-
-
-@given(st.integers(1, 400), st.integers(1, 8), st.integers(1, 4))
-def test_a_batch_that_does_not_divide_is_refused_with_the_nearest_that_do(batch, replicas, microbatches):
-    unit = replicas * microbatches
-    if batch % unit == 0:
-        shards.check_batch(batch, replicas, microbatches)
-        return
-    with pytest.raises(UserError, match=f'global_batch_size={batch} ') as caught:
-        shards.check_batch(batch, replicas, microbatches)
-    offered = [int(size) for size in str(caught.value).rpartition('take ')[2].rstrip('.').split(' or ')]
-    assert offered == [s for s in (batch - batch % unit, batch - batch % unit + unit) if s]
-
-
-def test_a_batch_of_32_on_3_replicas_is_refused_with_30_or_33():  # C18
-    with pytest.raises(UserError, match='train.global_batch_size=32 does not divide over 3 replicas: take 30 or 33'):
-        shards.check_batch(32, 3, 1)
 
 
 @given(st.integers(1, 300), st.integers(0, 2**31), st.integers(0, 10))

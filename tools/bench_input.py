@@ -76,12 +76,12 @@ def _ours(source, config, batch_size: int, first_step: int = 0):
     """The training pipeline of one replica, shuffling as configured, from a step on."""
     import tensorflow as tf
 
-    from ctl.data import pipeline, shards
+    from ctl.data import choices, pipeline
     from ctl.data.inputs import make_layout
 
     config = config.copy_and_resolve_references()
     config.train.global_batch_size = batch_size
-    logical_shards, shard_by, _ = shards.choose_shards(source.index.counts, batch_size, 1)
+    logical_shards, shard_by, _ = choices.choose_shards(source.index.counts, batch_size, 1)
     layout = make_layout(source.index, config, logical_shards, shard_by)
     return pipeline.make_train_dataset_fn(source, layout, first_step)(tf.distribute.InputContext())
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import ml_collections
 import rich.console
 
-from ctl.data import shards
+from ctl.data import choices, shards
 from ctl.data.bad_records import BadRecords
 from ctl.data.index import Index, find_files, load_index
 from ctl.data.streams import FRAME_BYTES
@@ -77,7 +77,7 @@ def find_data(
       UserError: for files that cannot be read, a batch that does not divide, shards that cannot be.
       GuardError: for more damaged records than allowed.
     """
-    shards.check_batch(config.train.global_batch_size, replicas, config.train.microbatches)
+    choices.check_batch(config.train.global_batch_size, replicas, config.train.microbatches)
     train = load_index(find_files(config.data.train, 'data.train'), console)
     bad.take_damaged(train)
     if config.data.digest not in ('', train.digest):
@@ -88,7 +88,7 @@ def find_data(
     config.data.digest = train.digest
     evaluation = load_index(find_files(config.data.eval, 'data.eval'), console)
     bad.take_damaged(evaluation)
-    logical_shards, shard_by, why = shards.choose_shards(
+    logical_shards, shard_by, why = choices.choose_shards(
         train.counts, config.train.global_batch_size, replicas, config.data.logical_shards, config.data.shard_by
     )
     config.data.logical_shards, config.data.shard_by = logical_shards, shard_by
@@ -102,7 +102,7 @@ def find_data(
 
 def make_layout(index: Index, config: ml_collections.ConfigDict, logical_shards: int, shard_by: str) -> shards.Layout:
     """The layout of an index for the global batch, seed, blocks and windows of `config`."""
-    block_records, window_records = shards.fit_window(
+    block_records, window_records = choices.fit_window(
         config.data.block_records,
         config.data.window_records,
         logical_shards,

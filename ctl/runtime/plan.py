@@ -13,7 +13,7 @@ import rich.markup
 import rich.table
 import tensorflow as tf
 
-from ctl.data import shards
+from ctl.data import choices
 from ctl.data.bad_records import BadRecords
 from ctl.data.index import Index, common_folder
 from ctl.data.inputs import Data
@@ -81,7 +81,7 @@ def data_rows(config: ml_collections.ConfigDict, data: Data) -> dict[str, str]:
 def _shuffle_text(config: ml_collections.ConfigDict, data: Data) -> str:
     layout = data.layout
     bounded = layout.window_records < config.data.window_records
-    held = shards.WINDOWS_HELD * layout.logical_shards * layout.window_records * int(data.train.sizes.mean())
+    held = choices.WINDOWS_HELD * layout.logical_shards * layout.window_records * int(data.train.sizes.mean())
     return (
         f'windows of {layout.window_records:,} records in blocks of {layout.block_records}; '
         f'those of all shards take up to {held / 2**20:,.0f} MiB'
