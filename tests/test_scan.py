@@ -135,7 +135,9 @@ def test_a_plain_file_that_begins_as_zlib_does_is_plain(path):
 
 
 @pytest.mark.parametrize(
-    'data', [b'these are not records, whatever their name says', bytes(100_000), gzip.compress(b'text' * 100)]
+    'data',
+    [b'these are not records, whatever their name says', bytes(100_000), gzip.compress(b'text' * 100)],
+    ids=['text', 'zeros', 'compressed text'],
 )
 def test_a_file_that_holds_no_records_is_refused(path, data):
     path.write_bytes(data)
