@@ -52,8 +52,8 @@ class Objective:
       losses: `losses(batch, seed) -> (losses, metrics)`, two dicts of name -> `ctl.losses.WeightedSum` over the slice
         of the batch it is given. The objective is the sum over `losses` of (global sum / global weight); a weight must
         depend on the batch alone. `batch` has the experiment's features and `example_weight`, float32 [B], 0 for the
-        padding of the last evaluation batch. `seed` is int32 [2], different for every step, replica and microbatch;
-        None in evaluation, when nothing is random.
+        padding of the last evaluation batch and for bad records that are skipped. `seed` is int32 [2], different for
+        every step, replica and microbatch; None in evaluation, when nothing is random.
       optimizer: the config section with name, learning_rate, warmup_steps, schedule, weight_decay, clip_norm.
       updates: weight updates in one step.
     """

@@ -2,6 +2,7 @@
 
 import json
 
+import numpy as np
 import pytest
 
 from tests.runs import Workdir, door, door_until, finish, overrides, relative_difference, start_workers, write_data
@@ -83,6 +84,32 @@ def test_every_global_batch_has_the_same_records_on_any_replicas_workers_and_pip
     hardware = [*overrides(devices__replicas=replicas, devices__input_pipelines=mode), f'--workers={workers}']
     assert explain_input.main([*words, *hardware, '--steps=0:20', '--verify']) == 0
     assert records_of(capsys, *words, *hardware) == records_of(capsys, *words)
+
+
+@pytest.mark.parametrize('files, workers', [(1, 2), (3, 8)])
+def test_fewer_files_than_workers_are_split_by_record_and_it_is_said(tmp_path, capsys, files, workers):  # C06, C11
+    words = write_data(tmp_path, train_counts=[40] * files)
+    assert explain_input.main([*words, f'--workers={workers}', '--steps=0:12', '--verify']) == 0
+    out = capsys.readouterr().out
+    assert f'runs of records ({files} files do not share over {workers} replicas)' in out
+    assert f'An epoch reads {40 * files} of {40 * files} records: complete, disjoint.' in out
+
+
+def test_whole_files_for_more_workers_than_files_are_refused_with_the_numbers_and_the_key(tmp_path, capsys):  # C07
+    words = [*write_data(tmp_path, train_counts=[40]), '--config.data.shard_by=file']
+    assert explain_input.main([*words, '--workers=2']) == 2
+    error = capsys.readouterr().err.strip()
+    assert '1 files cannot be shared over 2 replicas' in error and '--config.data.shard_by=record' in error
+
+
+@pytest.mark.parametrize('records', [9, 20])
+def test_a_tail_that_does_not_fill_a_batch_neither_stalls_nor_ends_the_run(tmp_path, records):  # C02, C05
+    """9 records are a batch of 8 and one more; 20 are 5 batches of one replica, on two."""
+    words = write_data(tmp_path, train_counts=[records], eval_counts=[records])
+    assert door(*words, *overrides(train__steps=7, devices__replicas=2), f'--workdir={tmp_path / "run"}') == 0
+    run = Workdir(tmp_path / 'run')
+    assert [line['step'] for line in run.lines('train')] == list(range(1, 8))
+    assert np.isfinite(run.lines('eval')[-1]['loss'])
 
 
 READER = """
