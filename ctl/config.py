@@ -42,6 +42,15 @@ BASE = {
             100, 'most steps in one TensorFlow loop; logs, evaluations and saves cut it', minimum=1
         ),
         'seed': Setting(0, 'seed of initial weights, record order and dropout', minimum=0, below=2**31),
+        'init_checkpoint': Setting(
+            '', "another run's checkpoint, whose weights alone a new run starts with, at step 0; '' is none"
+        ),
+        'on_nonfinite': Setting(
+            'stop',
+            'a step whose loss or gradient is not finite stops the run, or leaves weights and slots as they were',
+            choices=('stop', 'skip'),
+        ),
+        'max_nonfinite': Setting(10, 'such steps in a row that may be skipped', minimum=0),
         'precision': Setting(
             'float32', 'arithmetic of the layers; weights are float32', choices=('float32', 'bfloat16')
         ),
@@ -89,6 +98,9 @@ BASE = {
     'checkpoint': {
         'every': Setting(500, 'steps between checkpoints; one always comes at the end', minimum=1),
         'keep': Setting(3, 'newest checkpoints kept', minimum=1),
+        'best_metric': Setting('', "a number of the evaluation; its best is kept in checkpoints/best; '' is none"),
+        'best_mode': Setting('min', 'whether the least or the largest is the best', choices=('min', 'max')),
+        'async_save': Setting(False, 'whether checkpoints are written while training goes on, from a copy in memory'),
     },
     'devices': {
         'strategy': Setting(
@@ -112,6 +124,7 @@ CHANGEABLE = (
     *('train.steps', 'train.microbatches', 'devices.', 'eval.', 'checkpoint.', 'log.'),
     # A damaged record is out of the index from the first start on; one that is wrong keeps its place.
     *('data.on_bad_record', 'data.max_bad_records'),
+    *('train.on_nonfinite', 'train.max_nonfinite'),
 )
 
 # Values that ask the program to choose; a later start keeps what was chosen.

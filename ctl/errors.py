@@ -24,6 +24,12 @@ class GuardError(Exception):
         self.step = step
 
 
+class Interrupted(Exception):
+    """The run was asked to end, or a worker it needs is gone; the same command goes on. The message says from where."""
+
+    exit_code = 75
+
+
 def exit_code_of(program: Callable[[], None]) -> int:
     """Runs a program; 0, or the exit code of the error that ended it, whose message goes to standard error."""
     try:
@@ -31,6 +37,9 @@ def exit_code_of(program: Callable[[], None]) -> int:
     except (UserError, GuardError) as error:
         print(f'error: {_as_raised(error)}', file=sys.stderr)
         return error.exit_code
+    except Interrupted as interruption:
+        print(interruption, file=sys.stderr)
+        return interruption.exit_code
     except KeyboardInterrupt:
         print('stopped by Ctrl-C; with the same command, a run goes on from its last checkpoint.', file=sys.stderr)
         return 130

@@ -5,6 +5,7 @@ import gc
 import os
 import pathlib
 import re
+import shlex
 import traceback
 import types
 from collections.abc import Callable
@@ -30,6 +31,7 @@ class Request:
       workdir: where the run lives.
       verbosity: absl's; -1 keeps TensorFlow and Orbit quiet.
       own: the values of the program's own flags, by name.
+      command: what was typed.
     """
 
     name: str
@@ -38,6 +40,7 @@ class Request:
     workdir: pathlib.Path
     verbosity: int
     own: dict[str, Any]
+    command: str
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,7 +108,8 @@ def parse(argv: list[str], program: Program) -> Request | None:
     config_lib.validate(config)
     workdir = pathlib.Path(values.workdir or pathlib.Path('runs') / name)
     own = {flag: values[flag].value for flag in values if flag not in COMMON}
-    return Request(name, module, config, workdir, values.verbosity, own)
+    command = shlex.join(['python', '-m', program.name, *argv])
+    return Request(name, module, config, workdir, values.verbosity, own, command)
 
 
 def _define(program: Program) -> flags.FlagValues:

@@ -1,105 +1,148 @@
 """A run from its first line to its last, in the order things happen."""
 
+import contextlib
+import dataclasses
 import functools
 import pathlib
 import types
+from collections.abc import Callable
 
 import keras
 import ml_collections
 import orbit
 import rich.console
+import tensorflow as tf
 
 from ctl import config as config_lib
 from ctl.data import pipeline, records
 from ctl.data.bad_records import BadRecords
 from ctl.data.inputs import Data, choose_data, find_data
-from ctl.errors import GuardError
+from ctl.errors import GuardError, Interrupted
+from ctl.nonfinite import NonFinite
 from ctl.optimizers import make_optimizer
-from ctl.runtime import devices, plan, reporting
+from ctl.runtime import devices, lock, plan, reporting, signals
 from ctl.runtime import workdir as workdir_lib
-from ctl.runtime.actions import Calendar, Evaluate, Report, Save
-from ctl.runtime.checkpoints import Checkpoints
+from ctl.runtime.actions import Best, Calendar, Evaluate, Report, Save
+from ctl.runtime.checkpoints import Checkpoints, find_checkpoint
 from ctl.step import Evaluator, Trainer
 
 
-def run(
-    name: str,
-    module: types.ModuleType,
-    config: ml_collections.ConfigDict,
-    workdir: pathlib.Path,
-    dry_run: bool = False,
-) -> None:
-    """Trains an experiment up to step `config.train.steps`, from wherever `workdir` left off.
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """What is asked for.
 
-    Args:
+    Attributes:
       name: the experiment's.
       module: its file: get_config(), make_experiment(config), perhaps make_default_data(config).
       config: validated; takes the values that are chosen here, in place.
       workdir: where config.json, metrics.jsonl, checkpoints/ and tensorboard/ are, or will be.
       dry_run: print the plan, check that the run could start, write nothing in `workdir`, stop.
+      break_lock: take the workdir over from another machine.
+      command: what was typed, for the message on how to go on.
+    """
+
+    name: str
+    module: types.ModuleType
+    config: ml_collections.ConfigDict
+    workdir: pathlib.Path
+    dry_run: bool = False
+    break_lock: bool = False
+    command: str = ''
+
+
+def run(asked: Run) -> None:
+    """Trains an experiment up to step `config.train.steps`, from wherever the workdir left off.
 
     Raises:
       UserError: when what the user gave cannot be run.
       GuardError: when a guard stopped the run.
+      Interrupted: when a signal did.
     """
     console = reporting.make_console()
     say = functools.partial(console.print, markup=False)
-    strategy = devices.make_strategy(config.devices)  # before any other TensorFlow object
+    strategy = devices.make_strategy(asked.config.devices)  # before any other TensorFlow object
     keras.utils.clear_session()  # layers without a name get the same one in every process; it forgets the precision
-    devices.set_precision(config.train.precision)
-    keras.utils.set_random_seed(config.train.seed)
+    devices.set_precision(asked.config.train.precision)
+    keras.utils.set_random_seed(asked.config.train.seed)
+    owned = contextlib.nullcontext() if asked.dry_run else lock.owned(asked.workdir, say, asked.break_lock)
+    with signals.Stop().watching() as stop, owned:
+        _run(asked, strategy, console, say, stop)
 
-    default_data = choose_data(name, module, config, say)
+
+def _run(
+    asked: Run,
+    strategy: tf.distribute.Strategy,
+    console: rich.console.Console,
+    say: Callable[[str], None],
+    stop: signals.Stop,
+) -> None:
+    config, workdir, replicas = asked.config, asked.workdir, strategy.num_replicas_in_sync
+    default_data = choose_data(asked.name, asked.module, config, say)
     config_lib.resume(config, workdir_lib.read_config(workdir))
     bad = BadRecords(config.data, say)
-    data = find_data(config, strategy.num_replicas_in_sync, default_data, bad, console)
+    data = find_data(config, replicas, default_data, bad, console)
+
+    def say_skipped(steps: list[int]) -> None:
+        for step in steps:
+            say(f'WARNING: the loss or gradient of step {step} is not finite; it changed nothing. Its records:')
+            say(plan.feed_text(data, step, replicas, most=None))
 
     with strategy.scope():
-        experiment = module.make_experiment(config)
+        experiment = asked.module.make_experiment(config)
         optimizers = {
             each.name: make_optimizer(each.optimizer, config.train.steps, each.variables, each.updates)
             for each in experiment.objectives
         }
         trainer = Trainer(
             strategy,
-            experiment.objectives,
+            experiment,
             optimizers,
             seed=config.train.seed,
             microbatches=config.train.microbatches,
             report_every=config.log.every,
+            nonfinite=NonFinite(config.train.on_nonfinite == 'skip', config.train.max_nonfinite),
+            on_skipped=say_skipped,
             count_skipped=bad.skip,
             communication=devices.communication_options(config.devices.all_reduce),
         )
     source, eval_source = (records.make_source(index, experiment, bad) for index in (data.train, data.evaluation))
     checkpoints = Checkpoints(
-        workdir / 'checkpoints', config.checkpoint.keep, trainer.step, experiment, optimizers, trainer.sums
+        workdir / 'checkpoints',
+        trainer.step,
+        experiment,
+        optimizers,
+        trainer.sums,
+        keep=config.checkpoint.keep,
+        in_background=config.checkpoint.async_save,
     )
     with strategy.scope():
-        step = checkpoints.restore()
+        step = checkpoints.restore(say, touch=not asked.dry_run)
+        started_from = _warm_start(config, checkpoints)
 
     plan.print_plan(
         console,
         {
-            'experiment': name,
+            'experiment': asked.name,
             **plan.device_rows(config, strategy),
             **plan.data_rows(config, data),
             **plan.bad_rows(config, bad),
             **plan.model_rows(experiment, config.train.steps),
-            **plan.run_rows(workdir, checkpoints.newest, step, config.train.steps),
+            **plan.run_rows(workdir, checkpoints.newest, step, config.train.steps, started_from),
         },
     )
-    if dry_run:
-        say(plan.feed_text(data, step, strategy.num_replicas_in_sync))
-        console.print('Dry run: the run could start. Nothing was trained, and nothing written to the workdir.')
+    calendar, metrics = Calendar.of(config), workdir_lib.MetricsFile(workdir)
+    if asked.dry_run:
+        say(plan.feed_text(data, step, replicas))
+        say('Dry run: the run could start. Nothing was trained, and nothing written to the workdir.')
         return
-    if step >= config.train.steps:
-        console.print(
-            f'Already at step {step} of {config.train.steps}. A larger --config.train.steps goes on from here.'
-        )
+    if step >= config.train.steps and metrics.has(step, 'eval'):
+        say(f'Already at step {step} of {config.train.steps}. A larger --config.train.steps goes on from here.')
         return
 
     workdir_lib.write_config(workdir, config_lib.to_json(config))
     bad.keep(workdir / 'bad_records.jsonl')
+    checkpoints.clean()
+    metrics.drop_after(step)
     train_fn = pipeline.make_train_dataset_fn(source, data.layout, step)
     eval_fn = pipeline.make_eval_dataset_fn(
         eval_source, config.train.global_batch_size, data.eval_records, data.layout.window_records
@@ -107,50 +150,68 @@ def run(
     # Only now is it known which step comes next: a distributed iterator cannot be restored, but it can start anywhere.
     trainer.train_dataset = pipeline.distribute(strategy, train_fn, per_replica=data.pipelines > 1)
     eval_dataset = pipeline.distribute(strategy, eval_fn, per_replica=data.pipelines > 1)
-    evaluator = Evaluator(strategy, experiment.objectives, eval_dataset)
+    evaluator = Evaluator(strategy, experiment.objectives, eval_dataset, check=stop.check)
     try:
         with records.explained(source, eval_source):
-            newest = _train(config, workdir, console, data, trainer, evaluator, checkpoints, bad)
+            newest = _train(config, console, data, trainer, evaluator, checkpoints, calendar, metrics, bad, stop)
     except GuardError as error:
         if error.step is not None:
-            say(plan.feed_text(data, error.step, strategy.num_replicas_in_sync, most=None))
+            say(plan.feed_text(data, error.step, replicas, most=None))
         raise
+    except Interrupted as interruption:
+        saved = f'saved at step {int(trainer.step.numpy())}' if checkpoints.newest else 'nothing was trained yet'
+        raise Interrupted(f'{interruption}: {saved}. Go on with: {asked.command}') from None
     references = data.default.references if data.default else {}
     reporting.print_summary(console, workdir, checkpoints.newest, newest, references, str(bad) if bad.skip else None)
 
 
+def _warm_start(config: ml_collections.ConfigDict, checkpoints: Checkpoints) -> str | None:
+    """Takes the weights of train.init_checkpoint, where this run has no checkpoint of its own; returns its path."""
+    if not config.train.init_checkpoint or checkpoints.newest:
+        return None
+    path = find_checkpoint(config.train.init_checkpoint)
+    checkpoints.load_weights(path)
+    return path
+
+
 def _train(
     config: ml_collections.ConfigDict,
-    workdir: pathlib.Path,
     console: rich.console.Console,
     data: Data,
     trainer: Trainer,
     evaluator: Evaluator,
     checkpoints: Checkpoints,
+    calendar: Calendar,
+    metrics: workdir_lib.MetricsFile,
     bad: BadRecords,
+    stop: signals.Stop,
 ) -> dict[str, float]:
     """Orbit's outer loop, from the trainer's step to the last, and what happens between steps; the last evaluation."""
-    calendar, step = Calendar.of(config), trainer.step
-    batch_size = config.train.global_batch_size
+    step, batch_size = trainer.step, config.train.global_batch_size
     eval_steps = pipeline.eval_steps(data.eval_records, batch_size, data.pipelines)
-    metrics = workdir_lib.MetricsFile(workdir, int(step.numpy()))
-    with reporting.Progress(console, config.train.steps, int(step.numpy())) as progress:
-        evaluate = Evaluate(calendar, metrics, progress, step, eval_steps)
+    first, workdir = int(step.numpy()), metrics.workdir
+    with reporting.Progress(console, config.train.steps, first) as progress:
+        best = Best(checkpoints, config.checkpoint.best_metric, config.checkpoint.best_mode)
+        evaluate = Evaluate(calendar, metrics, progress, step, eval_steps, best)
         controller = orbit.Controller(
             global_step=step,
             trainer=trainer,
             evaluator=evaluator,
             strategy=trainer.strategy,
-            steps_per_loop=calendar.loop,
+            steps_per_loop=lambda now: calendar.loop(now, trainer.seconds_per_step),
             train_actions=[
                 Report(metrics, progress, step, batch_size, bad),
                 evaluate,
-                Save(calendar, checkpoints, step),
+                Save(calendar, checkpoints, step, stop),
             ],
             summary_dir=str(workdir / 'tensorboard' / 'train'),
             eval_summary_dir=str(workdir / 'tensorboard' / 'eval'),
             summary_interval=config.log.every,
         )
         evaluate.controller = controller
+        stop.check()
+        if first and not metrics.has(first, 'eval'):
+            evaluate({})  # where it is due: the run was interrupted in it
         controller.train(config.train.steps)
+        checkpoints.finish()
     return evaluate.newest

@@ -10,10 +10,11 @@ import orbit
 import tensorflow as tf
 
 from ctl import reduce
-from ctl.errors import GuardError, UserError
-from ctl.experiment import Objective
+from ctl.errors import UserError
+from ctl.experiment import Experiment, Objective
 from ctl.losses import WeightedSum
 from ctl.models.layers import Seed, fold
+from ctl.nonfinite import NonFinite, snapshot
 
 Batch = dict[str, tf.Tensor]
 
@@ -108,52 +109,70 @@ class Trainer(orbit.StandardTrainer):
 
     Attributes:
       step: int64 variable, the steps done. Counted here and nowhere else.
-      sums: float64 variables by name, summed over the steps since the last report (`skipped_examples` over all steps);
-        they belong in the checkpoint, so that a resumed run reports what an unbroken one does.
+      sums: variables by name: float64, summed over the steps since the last report, and counts over all steps. They
+        belong in the checkpoint, so that a resumed run reports what an unbroken one does.
+      seconds_per_step: of the last inner loop; None before the first.
     """
 
     def __init__(
         self,
         strategy: tf.distribute.Strategy,
-        objectives: Sequence[Objective],
+        experiment: Experiment,
         optimizers: Mapping[str, keras.optimizers.Optimizer],
         *,
         seed: int,
         microbatches: int,
         report_every: int,
+        nonfinite: NonFinite,
+        on_skipped: Callable[[list[int]], None] = lambda steps: None,
         count_skipped: bool = False,
         communication: tf.distribute.experimental.CommunicationOptions | None = None,
     ):
         """`optimizers` by objective name, the rest as in the config. In strategy.scope(); set `train_dataset` later.
 
-        `count_skipped`: whether to count and report the examples of weight 0.
+        `on_skipped` is told the steps that `nonfinite` skipped; `count_skipped`: whether to count and report the
+        examples of weight 0.
         """
         super().__init__(train_dataset=None)
         self.step = orbit.utils.create_global_step()
-        self.strategy, self._objectives, self._optimizers = strategy, tuple(objectives), dict(optimizers)
-        of_objectives = [name for objective in objectives for name in self._names(objective)]
-        names = dict.fromkeys(['steps', 'loss', 'skipped_examples', *of_objectives])
-        self.sums = {name: tf.Variable(0.0, dtype=tf.float64, trainable=False, name=name) for name in names}
+        self.strategy, self._models, self._optimizers = strategy, tuple(experiment.models.values()), dict(optimizers)
+        self._objectives = tuple(experiment.objectives)
+        of_objectives = [name for objective in self._objectives for name in self._names(objective)]
+        names = dict.fromkeys(['steps', 'loss', *of_objectives])
+        self._means = {name: tf.Variable(0.0, dtype=tf.float64, trainable=False, name=name) for name in names}
+        self._examples_skipped = tf.Variable(0, dtype=tf.int64, trainable=False, name='skipped_examples')
+        self.sums = {**self._means, 'skipped_examples': self._examples_skipped, **nonfinite.counts}
+        self.seconds_per_step: float | None = None
         self._timed_steps, self._timed_seconds = 0, 0.0  # of this process: a restart must not inflate the rate
         self._seed, self._microbatches, self._report_every = seed, microbatches, report_every
         self._count_skipped, self._communication = count_skipped, communication
-        self._first_not_finite = tf.Variable(-1, dtype=tf.int64, trainable=False)
+        self._nonfinite, self._on_skipped = nonfinite, on_skipped
 
     def train_loop_begin(self):
         self._began_at_step, self._began = int(self.step.numpy()), time.perf_counter()
 
     def train_step(self, iterator):
         """One step, in cross-replica context, traced once."""
+        put_back = snapshot(self.strategy, self._changing()) if self._nonfinite.skip else None
         results = self.strategy.run(self._replica_step, args=(next(iterator), self.step))
-        for name, value in results.items():
-            # Reduced already: every replica has the same.
-            same = self.strategy.experimental_local_results(value)[0]
-            self.sums[name].assign_add(tf.cast(same, tf.float64))
-            if name == 'loss':
-                newly = (self._first_not_finite < 0) & ~tf.math.is_finite(same)
-                self._first_not_finite.assign(tf.where(newly, self.step, self._first_not_finite))
-        self.sums['steps'].assign_add(1.0)
+        # Reduced already: every replica has the same.
+        results = {name: self.strategy.experimental_local_results(value)[0] for name, value in results.items()}
+        norms = [results[self._names(objective)[1]] for objective in self._objectives]
+        finite = tf.reduce_all(tf.math.is_finite(tf.stack([results['loss'], *norms])))
+        self._nonfinite.guard(finite, self.step, put_back)
+        self._examples_skipped.assign_add(results.pop('skipped_examples'))
+        for name, value in {**results, 'steps': 1.0}.items():
+            value = tf.cast(value, tf.float64)
+            if self._nonfinite.skip:
+                value = tf.where(finite, value, tf.zeros_like(value))
+            self._means[name].assign_add(value)
         self.step.assign_add(1)
+
+    def _changing(self) -> list[tf.Variable]:
+        """What a step changes, but for the optimizers' counts of steps, which schedules follow."""
+        weights = [v for model in self._models for v in model.variables]
+        slots = [v for o in self._optimizers.values() for v in o.variables if v is not o.iterations]
+        return [v.value for v in [*weights, *slots]]
 
     def _replica_step(self, batch: Batch, step: tf.Tensor) -> dict[str, tf.Tensor]:
         replica = tf.distribute.get_replica_context().replica_id_in_sync_group
@@ -168,10 +187,11 @@ class Trainer(orbit.StandardTrainer):
                     objective, optimizer, batch, seed, self._microbatches, self._communication
                 )
             loss += results[value_name]
+        skipped = tf.zeros([], tf.int64)
         if self._count_skipped:
-            skipped = tf.reduce_sum(tf.cast(batch['example_weight'] == 0, tf.float32))
-            results['skipped_examples'] = reduce.sum_over_replicas([skipped], self._communication)[0]
-        return {**results, 'loss': loss}
+            skipped = tf.reduce_sum(tf.cast(batch['example_weight'] == 0, tf.int64))
+            (skipped,) = reduce.sum_over_replicas([skipped], self._communication)
+        return {**results, 'loss': loss, 'skipped_examples': skipped}
 
     def _names(self, objective: Objective) -> tuple[str, str, str]:
         """What an objective, its gradient norm and its learning rate are called; a single objective is the loss."""
@@ -183,39 +203,44 @@ class Trainer(orbit.StandardTrainer):
         """Means since the last report, when one is due; otherwise nothing.
 
         Raises:
-          GuardError: when the loss of one of the steps was not finite.
+          GuardError: when the loss or gradient of a step was not finite, as `nonfinite` has it.
         """
-        sums = {name: float(variable.numpy()) for name, variable in self.sums.items()}
-        step = int(self.step.numpy())
+        step, seconds = int(self.step.numpy()), time.perf_counter() - self._began
         self._timed_steps += step - self._began_at_step
-        self._timed_seconds += time.perf_counter() - self._began
-        if not math.isfinite(sums['loss']):
-            first = int(self._first_not_finite.numpy())
-            raise GuardError(
-                f'the loss became {sums["loss"]} in step {first}; nothing was saved after it. Look at the records of '
-                'that step, listed above, and at optimizer.learning_rate, warmup_steps and clip_norm.',
-                step=first,
-            )
+        self._timed_seconds += seconds
+        self.seconds_per_step = seconds / max(1, step - self._began_at_step)
+        skipped = self._nonfinite.look(float(self._means['loss'].numpy()))
+        if skipped:
+            self._on_skipped(skipped)
         if step % self._report_every:
             return {}
-        steps, skipped = sums.pop('steps'), sums.pop('skipped_examples')
-        report = {name: value / steps for name, value in sums.items()}
+        report = {name: float(variable.numpy()) for name, variable in self._means.items()}
+        steps = report.pop('steps')
+        report = {name: value / steps if steps else math.nan for name, value in report.items()}
         if self._count_skipped:
-            report['skipped_examples'] = int(skipped)
+            report['skipped_examples'] = int(self._examples_skipped.numpy())
+        if self._nonfinite.skip:
+            report['nonfinite_steps'] = int(self._nonfinite.counts['nonfinite_steps'].numpy())
         report['steps_per_second'] = self._timed_steps / self._timed_seconds
         self._timed_steps, self._timed_seconds = 0, 0.0
-        for name, variable in self.sums.items():
-            if name != 'skipped_examples':
-                variable.assign(0.0)
+        for variable in self._means.values():
+            variable.assign(0.0)
         return report
 
 
 class Evaluator(orbit.StandardEvaluator):
     """Evaluates every loss and metric of the objectives over a finite dataset: global sum over global weight."""
 
-    def __init__(self, strategy: tf.distribute.Strategy, objectives: Sequence[Objective], dataset):
+    def __init__(
+        self,
+        strategy: tf.distribute.Strategy,
+        objectives: Sequence[Objective],
+        dataset,
+        check: Callable[[], None] = lambda: None,
+    ):
+        """`check` is called after every step, and may raise to end the evaluation."""
         super().__init__(dataset)
-        self._strategy, self._objectives = strategy, tuple(objectives)
+        self._strategy, self._objectives, self._check = strategy, tuple(objectives), check
         self._losses: list[str] = []
         self._metrics: list[str] = []
 
@@ -241,6 +266,7 @@ class Evaluator(orbit.StandardEvaluator):
         return self._strategy.reduce(tf.distribute.ReduceOp.SUM, pairs, axis=None)
 
     def eval_reduce(self, state: np.ndarray, step_outputs: tf.Tensor) -> np.ndarray:
+        self._check()
         return state + step_outputs.numpy().astype(np.float64)
 
     def eval_end(self, totals: np.ndarray) -> dict[str, float]:

@@ -1,6 +1,6 @@
 """The door: `python -m ctl.train --experiment=bert_mlm`. `--help` lists the experiments and every setting.
 
-Exit codes: 0 reached train.steps; 2 the input is wrong; 3 stopped by a guard; 130 stopped by Ctrl-C.
+Exit codes: 0 reached train.steps; 2 the input is wrong; 3 stopped by a guard; 75 interrupted after saving.
 """
 
 import sys
@@ -12,6 +12,7 @@ from ctl import flags
 
 def _define(values: absl_flags.FlagValues) -> None:
     absl_flags.DEFINE_bool('dry_run', False, 'print the plan, check that the run could start, stop', flag_values=values)
+    absl_flags.DEFINE_bool('break_lock', False, 'take the workdir over from another machine', flag_values=values)
 
 
 PROGRAM = flags.Program('ctl.train', _define)
@@ -23,10 +24,13 @@ def main(argv: list[str]) -> int:
 
 
 def train(request: flags.Request) -> None:
-    """Trains what is asked for; raises UserError and GuardError."""
+    """Trains what is asked for; raises UserError, GuardError and Interrupted."""
     from ctl import loop  # imports TensorFlow
 
-    loop.run(request.name, request.module, request.config, request.workdir, request.own['dry_run'])
+    run = loop.Run(
+        request.name, request.module, request.config, request.workdir, **request.own, command=request.command
+    )
+    loop.run(run)
 
 
 if __name__ == '__main__':

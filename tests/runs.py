@@ -5,10 +5,13 @@ import dataclasses
 import json
 import os
 import pathlib
+import re
 import socket
 import subprocess
 import sys
+import threading
 import unittest.mock
+from collections.abc import Iterator
 
 import numpy as np
 import tensorflow as tf
@@ -80,6 +83,35 @@ def finish(workers: list[subprocess.Popen], timeout: float) -> list[tuple[str, s
         for worker in workers:
             worker.kill()
             worker.wait()
+
+
+@contextlib.contextmanager
+def running(*words: str) -> Iterator[subprocess.Popen]:
+    """`python -m ctl.train` in a process of its own, which ends with the `with`, or after two minutes."""
+    with subprocess.Popen(
+        [sys.executable, '-m', 'ctl.train', *words], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        watchdog = threading.Timer(120, process.kill)
+        watchdog.start()
+        try:
+            yield process
+        finally:
+            watchdog.cancel()
+            process.kill()
+
+
+def wait_for_step(process: subprocess.Popen, step: int) -> bool:
+    """Reads what a run prints until it reports `step` or a later one; whether it did."""
+    for line in process.stdout:
+        found = re.match(r'step (\d+)/', line)
+        if found and int(found[1]) >= step:
+            return True
+    return False
+
+
+def without_rates(lines: list[dict]) -> list[dict]:
+    """Lines of metrics.jsonl without what no two runs have in common."""
+    return [{k: v for k, v in line.items() if k != 'examples_per_second'} for line in lines]
 
 
 def overrides(**config) -> list[str]:

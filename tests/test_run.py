@@ -2,20 +2,15 @@
 
 import json
 import os
-import pathlib
 import re
-import signal
 import subprocess
 import sys
-import threading
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.runs import Workdir, door, door_until, overrides, write_data
-
-ROOT = pathlib.Path(__file__).resolve().parent.parent
+from tests.runs import ROOT, Workdir, door, door_until, overrides, without_rates, write_data
 
 
 def in_a_process(*words, **environment):
@@ -44,10 +39,6 @@ def unbroken(flags, tmp_path_factory):
 
 
 LONG = overrides(train__steps=12, devices__replicas=2, log__every=5, eval__every=4, checkpoint__every=6)
-
-
-def without_rates(lines):
-    return [{k: v for k, v in line.items() if k != 'examples_per_second'} for line in lines]
 
 
 @pytest.mark.parametrize('stop_at', [3, 6, 10])
@@ -278,31 +269,6 @@ def test_on_a_terminal_there_is_a_progress_bar_with_step_loss_rate_and_time_left
     text = re.sub(r'\x1b\[[0-9;?]*[a-zA-Z]', '', result.stdout)
     assert re.search(r'step 3/3 .*loss \d+\.\d+  \d+\.\d examples/s ETA 0:00:00', text)
     assert not re.search(r'^step 2/3  loss', text, re.MULTILINE)
-
-
-def test_ctrl_c_ends_with_exit_130_and_one_line_and_the_same_command_goes_on(flags, tmp_path):
-    words = [*flags, *overrides(train__steps=100000, checkpoint__every=2, log__every=2), f'--workdir={tmp_path}']
-    with subprocess.Popen(
-        [sys.executable, '-m', 'ctl.train', *words], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    ) as process:
-        watchdog = threading.Timer(120, process.kill)
-        watchdog.start()
-        try:
-            for line in process.stdout:
-                if line.startswith('step 6/'):
-                    process.send_signal(signal.SIGINT)
-                    break
-            error = process.communicate()[1]
-        finally:
-            watchdog.cancel()
-            process.kill()
-    assert process.returncode == 130
-    assert error == 'stopped by Ctrl-C; with the same command, a run goes on from its last checkpoint.\n'
-    saved = int(Workdir(tmp_path).tensors('step')['step/.ATTRIBUTES/VARIABLE_VALUE'])
-    assert saved >= 4
-    assert door(*words, f'--config.train.steps={saved + 1}') == 0
-    steps = [line['step'] for line in Workdir(tmp_path).lines('train')]
-    assert steps == list(range(2, saved + 1, 2))
 
 
 def test_a_mistake_in_a_fresh_process_ends_with_exit_2_and_one_line(tmp_path):

@@ -11,11 +11,16 @@ import ml_collections
 import orbit
 import tensorflow as tf
 
+from ctl.config import nearest
 from ctl.data.bad_records import BadRecords
-from ctl.errors import GuardError
+from ctl.errors import GuardError, Interrupted, UserError
 from ctl.runtime.checkpoints import Checkpoints
 from ctl.runtime.reporting import Progress
+from ctl.runtime.signals import Stop
 from ctl.runtime.workdir import MetricsFile
+
+# The longest that an inner loop takes.
+LOOP_SECONDS = 10.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,10 +49,15 @@ class Calendar:
             config.train.steps_per_loop,
         )
 
-    def loop(self, step: int) -> int:
-        """Steps in the inner loop that starts at `step`: up to the next point where something is due."""
+    def loop(self, step: int, seconds_per_step: float | None) -> int:
+        """Steps in the inner loop that starts at `step`: up to the next point where something is due.
+
+        It takes some seconds at most, for a signal is only heard at its end; the first is one step, to learn how long
+        they take.
+        """
         points = [every - step % every for every in (self.report, self.evaluate, self.save) if every]
-        return min(self.longest_loop, self.steps - step, *points)
+        quick = 1 if seconds_per_step is None else max(1, int(LOOP_SECONDS / seconds_per_step))
+        return min(self.longest_loop, self.steps - step, quick, *points)
 
     def due(self, every: int, step: int) -> bool:
         return step == self.steps or bool(every and step % every == 0)
@@ -72,13 +82,36 @@ class Report:
         self._progress.train(step, output)
 
 
+class Best:
+    """Keeps the checkpoint with the best value of one metric."""
+
+    def __init__(self, checkpoints: Checkpoints, metric: str, mode: str):
+        """`metric` '' keeps none; `mode` is 'min' or 'max'."""
+        self._checkpoints, self._metric, self._mode = checkpoints, metric, mode
+
+    def __call__(self, values: dict) -> None:
+        if not self._metric:
+            return
+        if self._metric not in values:
+            raise UserError(f'checkpoint.best_metric={self._metric}: {nearest(self._metric, values)}')
+        self._checkpoints.save_best(self._metric, values[self._metric], self._mode)
+
+
 class Evaluate:
     """Runs an evaluation when it is due, and writes it down."""
 
-    def __init__(self, calendar: Calendar, metrics: MetricsFile, progress: Progress, step: tf.Variable, batches: int):
+    def __init__(
+        self,
+        calendar: Calendar,
+        metrics: MetricsFile,
+        progress: Progress,
+        step: tf.Variable,
+        batches: int,
+        best: Best,
+    ):
         """`batches` is the steps of one evaluation. `controller` is set once there is one."""
         self._calendar, self._metrics, self._progress, self._step = calendar, metrics, progress, step
-        self._batches = batches
+        self._batches, self._best = batches, best
         self.controller: orbit.Controller | None = None
         self.newest: dict | None = None
 
@@ -86,21 +119,29 @@ class Evaluate:
         step = int(self._step.numpy())
         if not self._calendar.due(self._calendar.evaluate, step):
             return
-        values = self.controller.evaluate(steps=self._batches)
+        try:
+            values = self.controller.evaluate(steps=self._batches)
+        except Interrupted:
+            return  # Save hears of it next, and the evaluation comes when the run goes on
         values.pop('steps_per_second', None)
         if not math.isfinite(values['loss']):
             raise GuardError(f'the evaluation at step {step} has the loss {values["loss"]}: look at {values}.')
         self._metrics.append(step=step, kind='eval', **values)
         self._progress.evaluation(step, values)
+        self._best(values)
         self.newest = values
 
 
 class Save:
-    """Writes a checkpoint when it is due."""
+    """Writes a checkpoint when it is due, or when the run is to end."""
 
-    def __init__(self, calendar: Calendar, checkpoints: Checkpoints, step: tf.Variable):
-        self._calendar, self._checkpoints, self._step = calendar, checkpoints, step
+    def __init__(self, calendar: Calendar, checkpoints: Checkpoints, step: tf.Variable, stop: Stop):
+        self._calendar, self._checkpoints, self._step, self._stop = calendar, checkpoints, step, stop
 
     def __call__(self, output: dict) -> None:
-        if self._calendar.due(self._calendar.save, int(self._step.numpy())):
+        asked = self._stop.name
+        if asked or self._calendar.due(self._calendar.save, int(self._step.numpy())):
             self._checkpoints.save()
+        if asked:
+            self._checkpoints.finish()
+            self._stop.check()

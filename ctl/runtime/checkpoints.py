@@ -1,35 +1,51 @@
 """What is saved, where, and how a run finds its way back."""
 
+import json
 import os
 import pathlib
 import re
-from collections.abc import Mapping, Sequence
+import shutil
+import threading
+from collections.abc import Callable, Mapping, Sequence
 
 import keras
 import tensorflow as tf
 
-from ctl.errors import UserError
+from ctl.errors import GuardError, UserError
 from ctl.experiment import Experiment
+
+_SUFFIX = '/.ATTRIBUTES/VARIABLE_VALUE'
 
 
 class Checkpoints:
-    """The checkpoints of one run: `checkpoints/ckpt-<step>.*`, readable by tf.train.load_checkpoint."""
+    """The checkpoints of one run: `checkpoints/ckpt-<step>.*`, readable by tf.train.load_checkpoint.
+
+    Attributes:
+      best_folder: `checkpoints/best`, where the one with the best metric is, if one is kept.
+    """
 
     def __init__(
         self,
         folder: pathlib.Path,
-        keep: int,
         step: tf.Variable,
         experiment: Experiment,
         optimizers: Mapping[str, keras.optimizers.Optimizer],
         sums: Mapping[str, tf.Variable],
+        *,
+        keep: int,
+        in_background: bool = False,
     ):
-        """`keep` newest are kept; the rest is all that a step changes: weights, slots, the step, the reports' sums.
+        """All that a step changes: weights, slots, the step, the reports' sums.
+
+        Args:
+          keep: how many of the newest are kept.
+          in_background: whether a save only copies the values, and writes them while training goes on.
 
         Raises:
           UserError: when an objective trains a weight that is in none of the experiment's models.
         """
-        self._step = step
+        self._folder, self._keep, self._step = folder, keep, step
+        self.best_folder = folder / 'best'
         saved = {id(v) for model in experiment.models.values() for v in model.variables}
         for objective in experiment.objectives:
             lost = [v.path for v in objective.variables if id(v) not in saved]
@@ -37,46 +53,225 @@ class Checkpoints:
                 raise UserError(
                     f'objective {objective.name}: {", ".join(lost)} would not be saved; add its model to the models.'
                 )
-        checkpoint = tf.train.Checkpoint(
-            step=step,
-            models={name: _by_path(model.variables) for name, model in experiment.models.items()},
-            optimizers={name: _by_path(optimizer.variables) for name, optimizer in optimizers.items()},
-            sums=dict(sums),
-        )
-        self._manager = tf.train.CheckpointManager(checkpoint, str(folder), max_to_keep=keep, checkpoint_name='ckpt')
+        self._tree = {
+            'step': step,
+            'models': {name: _by_path(model.variables) for name, model in experiment.models.items()},
+            'optimizers': {name: _by_path(optimizer.variables) for name, optimizer in optimizers.items()},
+            'sums': dict(sums),
+        }
+        self._copies = None
+        self._writing: threading.Thread | None = None
+        self._failure: Exception | None = None
+        self._in_background = in_background
 
     @property
     def newest(self) -> str | None:
         """The path of the newest checkpoint, or None."""
-        return self._manager.latest_checkpoint
+        steps = _steps(self._folder)
+        return str(self._folder / f'ckpt-{steps[-1]}') if steps else None
 
-    def restore(self) -> int:
-        """Restores everything from the newest checkpoint and returns its step; 0 when there is none.
+    def restore(self, say: Callable[[str], None], touch: bool = True) -> int:
+        """Restores everything from the newest sound checkpoint and returns its step; 0 when there is none.
+
+        A damaged one is named and, with `touch`, set aside in `checkpoints/damaged`.
 
         Raises:
-          UserError: when it cannot be read, or does not hold exactly what this run has; names what differs.
+          UserError: when none is sound, or it does not hold exactly what this run has; names what differs.
         """
-        path = self.newest
-        if path is None:
-            return 0
-        try:
-            status = self._manager.checkpoint.restore(path)
-            status.assert_consumed()
-            status.assert_existing_objects_matched()
-        except (AssertionError, ValueError) as error:  # another set of weights, or other shapes
+        damaged = []
+        for step in reversed(_steps(self._folder)):
+            path = self._folder / f'ckpt-{step}'
+            problem = _damage(str(path))
+            if problem is None:
+                self._check_fit(str(path))
+                tf.train.Checkpoint(**self._tree).read(str(path)).assert_existing_objects_matched()
+                self._say_damaged(damaged, say, touch, then=f'going on from step {step}')
+                return int(self._step.numpy())
+            damaged.append((path, problem))
+        if damaged:
+            path, problem = damaged[0]
             raise UserError(
-                f'{path} does not fit this experiment: {_first_line(error)}. Choose another --workdir.'
-            ) from None
-        except (tf.errors.OpError, IndexError) as error:
-            raise UserError(
-                f'{path} cannot be read ({_first_line(error)}). Remove its files and its line in '
-                f'{os.path.dirname(path)}/checkpoint, and the run goes on from the one before.'
-            ) from None
-        return int(self._step.numpy())
+                f'{path} is damaged ({problem}), and there is no sound checkpoint before it. Remove '
+                f'{self._folder} to begin again from step 0, or choose another --workdir.'
+            )
+        return 0
 
-    def save(self) -> str:
-        """Writes a checkpoint of the current step and returns its path."""
-        return self._manager.save(checkpoint_number=int(self._step.numpy()))
+    def _say_damaged(self, damaged: Sequence[tuple[pathlib.Path, str]], say, touch: bool, then: str) -> None:
+        for path, problem in damaged:
+            aside = self._folder / 'damaged'
+            say(f'WARNING: {path} is damaged ({problem}): {"set aside in " + str(aside) if touch else "left"}, {then}.')
+            if touch:
+                aside.mkdir(exist_ok=True)
+                for file in self._folder.glob(f'{path.name}.*'):
+                    os.replace(file, aside / file.name)
+        if damaged and touch:
+            self._list_newest()
+
+    def _check_fit(self, path: str) -> None:
+        """Raises UserError, naming weights, unless a checkpoint has all that this run has, and nothing else."""
+        found = {
+            name.removesuffix(_SUFFIX): shape
+            for name, shape in tf.train.load_checkpoint(path).get_variable_to_shape_map().items()
+            if name.endswith(_SUFFIX) and not name.startswith('save_counter')
+        }
+        problem = _difference(found, {name: v.shape.as_list() for name, v in _flatten(self._tree).items()})
+        if problem:
+            raise UserError(f'{path} does not fit this experiment: {problem}. Choose another --workdir.')
+
+    def load_weights(self, path: str) -> None:
+        """Takes the weights of all models, and nothing else, from another run's checkpoint: a warm start.
+
+        Raises:
+          UserError: when it is damaged, or a weight is missing or has another shape; names which.
+        """
+        problem = _damage(path)
+        if problem:
+            raise UserError(f'train.init_checkpoint={path} is damaged: {problem}.')
+        reader = tf.train.load_checkpoint(path)
+        variables = {n: v for n, v in _flatten(self._tree).items() if n.startswith('models/')}
+        found = {
+            name.removesuffix(_SUFFIX): shape
+            for name, shape in reader.get_variable_to_shape_map().items()
+            if name.removesuffix(_SUFFIX) in variables
+        }
+        problem = _difference(found, {name: v.shape.as_list() for name, v in variables.items()})
+        if problem:
+            raise UserError(f'train.init_checkpoint={path} does not fit this experiment: {problem}.')
+        for name, variable in variables.items():
+            variable.assign(reader.get_tensor(name + _SUFFIX))
+
+    def save(self) -> None:
+        """Writes a checkpoint of the current step, at once or in the background, and reads it back.
+
+        Raises:
+          GuardError: when it, or the one before in the background, cannot be written; the one before is intact.
+        """
+        step = int(self._step.numpy())
+        self.finish()
+        if not self._in_background:
+            self._write(self._folder, self._tree, step)
+            return
+        self._copies = self._copies or _map(self._tree, _copy)
+        for name, variable in _flatten(self._tree).items():
+            _flatten(self._copies)[name].assign(variable.read_value())
+
+        def write() -> None:
+            try:
+                self._write(self._folder, self._copies, step)
+            except Exception as error:  # whatever it is, finish() raises it
+                self._failure = error
+
+        self._writing = threading.Thread(target=write, name='save')
+        self._writing.start()
+
+    def finish(self) -> None:
+        """Waits until what is written in the background is written; raises GuardError when it could not be."""
+        if self._writing:
+            self._writing.join()
+            self._writing = None
+        if self._failure:
+            failure, self._failure = self._failure, None
+            raise failure
+
+    def save_best(self, metric: str, value: float, mode: str) -> bool:
+        """Keeps a checkpoint of the current step in `best` when `value` is better than that of the one there.
+
+        `mode` is 'min' or 'max'. Returns whether it was better.
+        """
+        about = self.best_folder / 'best.json'
+        if about.exists():
+            before = json.loads(about.read_text())
+            if before['metric'] == metric and (value >= before['value'] if mode == 'min' else value <= before['value']):
+                return False
+        step = int(self._step.numpy())
+        self._write(self.best_folder, self._tree, step, keep=1)
+        scratch = about.with_name('.best.json')
+        scratch.write_text(json.dumps({'step': step, 'metric': metric, 'value': value}) + '\n')
+        os.replace(scratch, about)
+        return True
+
+    def _write(self, folder: pathlib.Path, tree: Mapping, step: int, keep: int | None = None) -> None:
+        path = str(folder / f'ckpt-{step}')
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            tf.train.Checkpoint(**tree).write(path)
+            problem = _damage(path)
+        except (tf.errors.OpError, OSError) as error:
+            problem = _first_line(error)
+        if problem:
+            for file in folder.glob(f'ckpt-{step}.*'):
+                file.unlink()
+            newest = self.newest
+            before = f'{newest} is intact' if newest else 'there is none before it'
+            raise GuardError(f'{path} cannot be written: {problem}. Is the disk full? {before}.')
+        for old in _steps(folder)[: -(keep or self._keep)]:
+            for file in folder.glob(f'ckpt-{old}.*'):
+                file.unlink()
+        self._list_newest(folder)
+
+    def _list_newest(self, folder: pathlib.Path | None = None) -> None:
+        """Writes the file `checkpoint`, by which tf.train.latest_checkpoint finds the newest."""
+        folder = folder or self._folder
+        paths = [f'ckpt-{step}' for step in _steps(folder)]
+        if paths:
+            tf.compat.v1.train.update_checkpoint_state(str(folder), paths[-1], paths)
+
+    def clean(self) -> None:
+        """Removes what a kill in the middle of a save has left."""
+        whole = {f'ckpt-{step}' for step in _steps(self._folder)}
+        for path in self._folder.glob('ckpt-*'):
+            if path.name.partition('.')[0] not in whole or 'tempstate' in path.name:
+                if path.is_dir():
+                    shutil.rmtree(path)
+                else:
+                    path.unlink()
+
+
+def find_checkpoint(text: str) -> str:
+    """The checkpoint that a path names: itself, without a suffix, or the newest of a folder or of a run.
+
+    Raises:
+      UserError: when there is none.
+    """
+    path = pathlib.Path(text).expanduser()
+    if path.with_name(path.name + '.index').exists():
+        return str(path)
+    for folder in (path, path / 'checkpoints'):
+        steps = _steps(folder)
+        if steps:
+            return str(folder / f'ckpt-{steps[-1]}')
+    raise UserError(
+        f'train.init_checkpoint={text}: no checkpoint is there. Name ckpt-<step>, its folder or a --workdir.'
+    )
+
+
+def _steps(folder: pathlib.Path) -> list[int]:
+    """The steps of the checkpoints in a folder, in order. The .index is written last."""
+    return sorted(int(m[1]) for p in folder.glob('ckpt-*.index') if (m := re.fullmatch(r'ckpt-(\d+)\.index', p.name)))
+
+
+def _damage(path: str) -> str | None:
+    """Why a checkpoint cannot be read, every tensor of it; None when it can. The reader checks a checksum of each."""
+    try:
+        reader = tf.train.load_checkpoint(path)
+        for name in reader.get_variable_to_shape_map():
+            reader.get_tensor(name)
+    except Exception as error:  # IndexError for a file that was cut off, and others
+        return _first_line(error)
+    return None
+
+
+def _difference(found: Mapping[str, list[int]], wanted: Mapping[str, list[int]]) -> str:
+    """What differs between the variables of a checkpoint and those of a run, by name and shape; '' for nothing."""
+    problems = [f'it lacks {name}' for name in wanted if name not in found]
+    problems += [
+        f'{name} has shape {found[name]} in it, and {shape} here'
+        for name, shape in wanted.items()
+        if name in found and found[name] != shape
+    ]
+    problems += [f'it has {name}, which is not here' for name in sorted(found) if name not in wanted]
+    more = f', and {len(problems) - 2} more differences' if len(problems) > 2 else ''
+    return '; '.join(problems[:2]) + more
 
 
 def _by_path(variables: Sequence[keras.Variable]) -> dict:
@@ -95,6 +290,31 @@ def _by_path(variables: Sequence[keras.Variable]) -> dict:
             raise UserError(f'two weights are called {variable.path}: give the layers names of their own.')
         node[name] = variable.value
     return tree
+
+
+def _flatten(tree: Mapping) -> dict[str, tf.Variable]:
+    """The leaves of a tree by the names they have in a checkpoint."""
+    flat = {}
+    for key, value in tree.items():
+        if isinstance(value, Mapping):
+            flat.update({f'{_escape(key)}/{inner}': leaf for inner, leaf in _flatten(value).items()})
+        else:
+            flat[_escape(key)] = value
+    return flat
+
+
+def _escape(key: str) -> str:
+    """As tf.train.Checkpoint writes the keys of dicts into names."""
+    return key.replace('.', '..')
+
+
+def _map(tree: Mapping, function: Callable) -> dict:
+    return {key: _map(v, function) if isinstance(v, Mapping) else function(v) for key, v in tree.items()}
+
+
+def _copy(variable: tf.Variable) -> tf.Variable:
+    with tf.device('/cpu:0'):
+        return tf.Variable(variable.read_value(), trainable=False)
 
 
 def _first_line(error: Exception) -> str:

@@ -124,14 +124,16 @@ def model_rows(experiment: Experiment, steps: int) -> dict[str, str]:
     return rows
 
 
-def run_rows(workdir: pathlib.Path, checkpoint: str | None, step: int, steps: int) -> dict[str, str]:
-    """Where the run lives and where it goes on."""
-    resumed = (
-        f'from {os.path.relpath(checkpoint, workdir)}, at step {step} of {steps}'
-        if checkpoint
-        else 'nothing; starts at step 0'
-    )
-    return {'workdir': str(workdir), 'resumed': resumed}
+def run_rows(
+    workdir: pathlib.Path, checkpoint: str | None, step: int, steps: int, started_from: str | None
+) -> dict[str, str]:
+    """Where the run lives and where it goes on, or whose weights it starts with."""
+    rows = {'workdir': str(workdir), 'resumed': 'nothing; starts at step 0'}
+    if checkpoint:
+        rows['resumed'] = f'from {os.path.relpath(checkpoint, workdir)}, at step {step} of {steps}'
+    if started_from:
+        rows['warm start'] = f'weights of {_short(started_from)}; step 0 and fresh optimizer slots: not a resumed run'
+    return rows
 
 
 def feed_text(data: Data, step: int, replicas: int, most: int | None = MOST_NUMBERS) -> str:

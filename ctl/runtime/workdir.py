@@ -1,6 +1,7 @@
 """The files a run leaves that other programs read: config.json and metrics.jsonl."""
 
 import json
+import math
 import os
 import pathlib
 
@@ -32,17 +33,30 @@ def write_config(workdir: pathlib.Path, text: str) -> None:
 
 
 class MetricsFile:
-    """`metrics.jsonl`: one JSON object a line, in the order of steps, no step twice."""
+    """`metrics.jsonl`: one JSON object a line, in the order of steps, no step twice.
 
-    def __init__(self, workdir: pathlib.Path, step: int):
+    Attributes:
+      workdir: where it is.
+    """
+
+    def __init__(self, workdir: pathlib.Path):
+        self.workdir, self._path = workdir, workdir / 'metrics.jsonl'
+
+    def _lines(self) -> list[str]:
+        return self._path.read_text(encoding='utf8').splitlines() if self._path.exists() else []
+
+    def has(self, step: int, kind: str) -> bool:
+        """Whether there is a line of that step and kind."""
+        return any(_step(line) == step and json.loads(line)['kind'] == kind for line in self._lines())
+
+    def drop_after(self, step: int) -> None:
         """Drops what a killed run wrote after `step`, its last checkpoint: those steps come again."""
-        self._path = workdir / 'metrics.jsonl'
         if self._path.exists():
-            kept = [line for line in self._path.read_text(encoding='utf8').splitlines() if _step(line) <= step]
-            _replace(self._path, ''.join(f'{line}\n' for line in kept))
+            _replace(self._path, ''.join(f'{line}\n' for line in self._lines() if _step(line) <= step))
 
     def append(self, **values) -> None:
-        """Adds a line; numbers in full precision."""
+        """Adds a line; numbers in full precision, and null for what is not finite."""
+        values = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in values.items()}
         with open(self._path, 'a', encoding='utf8') as stream:
             stream.write(json.dumps(values) + '\n')
 

@@ -1,0 +1,61 @@
+"""SIGTERM and SIGINT: the first asks a run to save and end, the second ends it at once."""
+
+import contextlib
+import os
+import signal
+import socket
+import threading
+from collections.abc import Iterator
+
+from ctl.errors import Interrupted
+
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+class Stop:
+    """Whether a signal has asked the run to end.
+
+    Attributes:
+      name: of the signal; '' for none so far.
+    """
+
+    def __init__(self):
+        self.name = ''
+
+    def check(self) -> None:
+        """Raises Interrupted when the run is to end."""
+        if self.name:
+            raise Interrupted(f'{self.name} received')
+
+    @contextlib.contextmanager
+    def watching(self) -> Iterator['Stop']:
+        """Takes note of signals inside the `with`. In the main thread; elsewhere it does nothing.
+
+        Python's own handlers wait until TensorFlow returns from a loop of many steps. A byte for each signal goes down
+        a socket at once, and a thread reads it: so a second signal ends the process, whatever it is doing.
+        """
+        if threading.current_thread() is not threading.main_thread():
+            yield self
+            return
+        ours, theirs = socket.socketpair()
+        theirs.setblocking(False)
+        before = {number: signal.signal(number, lambda *_: None) for number in _SIGNALS}
+        wakeup = signal.set_wakeup_fd(theirs.fileno(), warn_on_full_buffer=False)
+        threading.Thread(target=self._listen, args=[ours], name='signals', daemon=True).start()
+        try:
+            yield self
+        finally:
+            signal.set_wakeup_fd(wakeup)
+            for number, handler in before.items():
+                signal.signal(number, handler)
+            theirs.close()  # ends the thread
+
+    def _listen(self, ours: socket.socket) -> None:
+        with ours:
+            while received := ours.recv(1):
+                number = received[0]
+                if number not in _SIGNALS:
+                    continue
+                if self.name:
+                    os._exit(128 + number)
+                self.name = signal.Signals(number).name

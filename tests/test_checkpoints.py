@@ -1,0 +1,229 @@
+"""A run finds its way back to the newest sound checkpoint, or begins with another run's weights."""
+
+import json
+import os
+import resource
+import shutil
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from ctl.runtime import checkpoints as checkpoints_lib
+from tests.runs import Workdir, door, overrides, write_data
+
+EVERY_2 = overrides(train__steps=6, checkpoint__every=2, checkpoint__keep=3)
+
+
+@pytest.fixture(scope='module')
+def flags(tmp_path_factory):
+    return write_data(tmp_path_factory.mktemp('data')) + ['--config.model.dropout=0.1']
+
+
+@pytest.fixture(scope='module')
+def finished(flags, tmp_path_factory):
+    """6 steps, with checkpoints at 2, 4 and 6, on 2 replicas."""
+    workdir = tmp_path_factory.mktemp('finished')
+    assert door(*flags, *EVERY_2, '--config.devices.replicas=2', f'--workdir={workdir}') == 0
+    return workdir
+
+
+@pytest.fixture
+def run(finished, tmp_path):
+    """A copy of it, to damage."""
+    shutil.copytree(finished, tmp_path / 'run')
+    return tmp_path / 'run'
+
+
+def go_on(flags, workdir, steps=8):
+    words = [*EVERY_2, f'--config.train.steps={steps}', '--config.devices.replicas=2', f'--workdir={workdir}']
+    return door(*flags, *words)
+
+
+def hurt(path, how):
+    data = bytearray(path.read_bytes())
+    if how == 'flipped':
+        data[len(data) // 2] ^= 1
+    elif how == 'cut':
+        data = data[: len(data) // 2]
+    else:
+        data = b''
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize('how', ['flipped', 'cut', 'empty', 'removed'])
+@pytest.mark.parametrize('part', ['data-00000-of-00001', 'index'])
+def test_a_damaged_newest_checkpoint_is_set_aside_and_the_one_before_is_used(flags, run, capsys, part, how):
+    path = run / 'checkpoints' / f'ckpt-6.{part}'
+    if how == 'removed':
+        path.unlink()
+    else:
+        hurt(path, how)
+    assert go_on(flags, run) == 0
+    captured = capsys.readouterr()
+    if (part, how) != ('index', 'removed'):  # without its index it is no checkpoint, but what a kill leaves
+        assert 'WARNING: ' in captured.out and 'ckpt-6 is damaged' in captured.out
+        assert 'going on from step 4' in captured.out
+        assert (run / 'checkpoints' / 'damaged').is_dir()
+    assert 'from checkpoints/ckpt-4, at step 4 of 8' in captured.out
+    assert [line['step'] for line in Workdir(run).lines('train')] == list(range(1, 9))
+
+
+def test_a_dry_run_names_a_damaged_checkpoint_and_leaves_it(flags, run, capsys):
+    hurt(run / 'checkpoints' / 'ckpt-6.index', 'cut')
+    before = {path: path.read_bytes() for path in run.rglob('*') if path.is_file()}
+    assert door(*flags, *EVERY_2, '--config.devices.replicas=2', f'--workdir={run}', '--dry_run') == 0
+    assert 'ckpt-6 is damaged' in capsys.readouterr().out
+    assert {path: path.read_bytes() for path in run.rglob('*') if path.is_file()} == before
+
+
+def test_a_run_whose_checkpoints_are_all_damaged_is_refused_and_does_not_begin_again(flags, run, capsys):
+    for path in (run / 'checkpoints').glob('*.index'):
+        hurt(path, 'cut')
+    assert go_on(flags, run) == 2
+    error = capsys.readouterr().err.strip()
+    assert 'there is no sound checkpoint before it' in error and '\n' not in error
+    assert len(list((run / 'checkpoints').glob('*.index'))) == 3
+
+
+def test_what_a_kill_in_the_middle_of_a_save_leaves_is_removed(flags, run):
+    folder = run / 'checkpoints'
+    (folder / 'ckpt-8.data-00000-of-00001').write_bytes(b'half')
+    (folder / 'ckpt-8.data-00000-of-00001.tempstate123').write_bytes(b'half')
+    assert go_on(flags, run) == 0
+    assert sorted(path.name for path in folder.glob('ckpt-8.*')) == ['ckpt-8.data-00000-of-00001', 'ckpt-8.index']
+
+
+def test_a_checkpoint_that_cannot_be_read_back_stops_the_run_and_the_one_before_is_intact(
+    flags, run, monkeypatch, capsys
+):
+    write = tf.train.Checkpoint.write
+
+    def write_badly(self, path):
+        write(self, path)
+        with open(f'{path}.data-00000-of-00001', 'r+b') as stream:
+            stream.truncate(10)
+
+    monkeypatch.setattr(tf.train.Checkpoint, 'write', write_badly)
+    assert go_on(flags, run) == 3
+    error = capsys.readouterr().err.strip()
+    assert 'ckpt-8 cannot be written' in error and 'ckpt-6 is intact' in error and '\n' not in error
+    monkeypatch.undo()
+    assert go_on(flags, run) == 0
+    assert [line['step'] for line in Workdir(run).lines('train')] == list(range(1, 9))
+
+
+@pytest.mark.parametrize('in_background', ['false', 'true'])
+def test_a_full_disk_is_named_and_the_checkpoint_before_is_intact(flags, run, capsys, in_background):
+    """A limit on the size of files stands for the end of the disk: the write fails in the same place."""
+    import signal
+
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, before[1]))
+        assert (
+            door(
+                *flags,
+                *EVERY_2,
+                *overrides(train__steps=8, devices__replicas=2, checkpoint__async_save=in_background),
+                f'--workdir={run}',
+            )
+            == 3
+        )
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, handler)
+    error = capsys.readouterr().err.strip()
+    assert 'ckpt-8 cannot be written' in error and 'ckpt-6 is intact' in error and '\n' not in error
+    assert checkpoints_lib.find_checkpoint(str(run)) == str(run / 'checkpoints' / 'ckpt-6')
+    assert go_on(flags, run) == 0
+
+
+def test_saving_in_the_background_saves_the_same(flags, finished, tmp_path):
+    words = [*EVERY_2, '--config.devices.replicas=2', '--config.checkpoint.async_save=true']
+    assert door(*flags, *words, f'--workdir={tmp_path}') == 0
+    at_once, behind = Workdir(finished).tensors(), Workdir(tmp_path).tensors()
+    assert at_once.keys() == behind.keys()
+    for name, value in at_once.items():
+        assert np.array_equal(value, behind[name]), name
+    assert go_on(flags, tmp_path) == 0
+
+
+def test_the_newest_are_kept_and_other_programs_find_the_last(finished):
+    folder = finished / 'checkpoints'
+    assert sorted(path.name for path in folder.glob('*.index')) == ['ckpt-2.index', 'ckpt-4.index', 'ckpt-6.index']
+    assert tf.train.latest_checkpoint(str(folder)) == str(folder / 'ckpt-6')
+
+
+@pytest.mark.parametrize('metric, mode, better', [('loss', 'min', min), ('masked_lm_accuracy', 'max', max)])
+def test_the_checkpoint_of_the_best_evaluation_is_kept_besides(flags, tmp_path, metric, mode, better):
+    words = overrides(
+        train__steps=12, eval__every=2, checkpoint__every=12, checkpoint__best_metric=metric, checkpoint__best_mode=mode
+    )
+    # A rate that is far too high, so that the last is not the best.
+    assert door(*flags, *words, '--config.optimizer.learning_rate=3.0', f'--workdir={tmp_path}') == 0
+    lines = Workdir(tmp_path).lines('eval')
+    best = better(lines, key=lambda line: line[metric])
+    about = json.loads((tmp_path / 'checkpoints' / 'best' / 'best.json').read_text())
+    assert about == {'step': best['step'], 'metric': metric, 'value': best[metric]}
+    reader = tf.train.load_checkpoint(str(tmp_path / 'checkpoints' / 'best'))
+    assert reader.get_tensor('step/.ATTRIBUTES/VARIABLE_VALUE') == best['step']
+
+
+def test_a_best_metric_that_is_none_is_refused_with_the_nearest(flags, tmp_path, capsys):
+    words = overrides(train__steps=1, checkpoint__best_metric='masked_lm_los')
+    assert door(*flags, *words, f'--workdir={tmp_path}') == 2
+    assert 'checkpoint.best_metric=masked_lm_los: did you mean masked_lm_loss' in capsys.readouterr().err
+
+
+@pytest.mark.parametrize('named', ['run', 'checkpoints', 'ckpt-4'])
+def test_a_warm_start_takes_the_weights_and_nothing_else(flags, finished, tmp_path, capsys, named):  # C56
+    folder = finished / 'checkpoints'
+    path = {'run': finished, 'checkpoints': folder, 'ckpt-4': folder / 'ckpt-4'}[named]
+    words = overrides(train__steps=1, train__init_checkpoint=path, optimizer__learning_rate=0.0, train__seed=5)
+    assert door(*flags, *words, f'--workdir={tmp_path}') == 0
+    out = ' '.join(capsys.readouterr().out.split())
+    assert 'warm start weights of' in out and 'step 0 and fresh optimizer slots' in out
+    found = Workdir(tmp_path)
+    assert [line['step'] for line in found.lines('train')] == [1]
+    reader = tf.train.load_checkpoint(str(path if named != 'run' else path / 'checkpoints'))
+    for name, value in found.weights.items():
+        assert np.array_equal(value, reader.get_tensor(name)), name
+
+
+def test_a_run_that_was_warm_started_resumes_from_its_own_checkpoint(flags, finished, tmp_path, capsys):
+    words = [*flags, *overrides(train__init_checkpoint=finished), f'--workdir={tmp_path}']
+    assert door(*words, '--config.train.steps=2') == 0
+    capsys.readouterr()
+    assert door(*words, '--config.train.steps=3') == 0
+    out = capsys.readouterr().out
+    assert 'from checkpoints/ckpt-2, at step 2 of 3' in out and 'warm start' not in out
+
+
+@pytest.mark.parametrize(
+    'path, model, said',
+    [
+        ('nowhere', {}, 'nowhere: no checkpoint is there. Name ckpt-<step>'),
+        (None, {'model__width': 32}, 'has shape [5, 16] in it, and [5, 32] here'),
+        (None, {'model__layers': 2}, 'it lacks models/bert/encoder/block_1'),
+    ],
+)
+def test_a_warm_start_that_does_not_fit_is_refused_by_name(flags, finished, tmp_path, capsys, path, model, said):
+    words = overrides(train__steps=1, train__init_checkpoint=path or finished, **model)
+    assert door(*flags, *words, f'--workdir={tmp_path / "run"}') == 2
+    error = capsys.readouterr().err.strip()
+    assert 'train.init_checkpoint=' in error and '\n' not in error
+    if path or 'layers' in str(model):
+        assert said in error
+    else:
+        assert 'has shape' in error
+    assert not (tmp_path / 'run').exists()
+
+
+def test_a_workdir_that_cannot_be_made_is_refused(flags, tmp_path, capsys):
+    (tmp_path / 'file').touch()
+    assert door(*flags, f'--workdir={tmp_path / "file" / "run"}') == 2
+    error = capsys.readouterr().err.strip()
+    assert f'--workdir={tmp_path}/file/run: cannot be written' in error and '\n' not in error
+    assert os.listdir(tmp_path) == ['file']

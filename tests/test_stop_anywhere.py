@@ -1,0 +1,169 @@
+"""Invariant 3: signals and kills, at any moment, of the real command in a process of its own."""
+
+import json
+import random
+import signal
+import time
+
+import numpy as np
+import pytest
+
+from tests.runs import Workdir, door, overrides, running, wait_for_step, without_rates, write_data
+
+STEPS = 300
+LONG = overrides(
+    train__steps=STEPS,
+    devices__replicas=2,
+    model__dropout=0.1,
+    log__every=1,
+    eval__every=20,
+    checkpoint__every=5,
+)
+
+
+@pytest.fixture(scope='module')
+def flags(tmp_path_factory):
+    return write_data(tmp_path_factory.mktemp('data'), eval_counts=(200, 200)) + LONG
+
+
+@pytest.fixture(scope='module')
+def unbroken(flags, tmp_path_factory):
+    workdir = tmp_path_factory.mktemp('unbroken')
+    assert door(*flags, f'--workdir={workdir}') == 0
+    return Workdir(workdir)
+
+
+def check_equal(found, unbroken):
+    assert without_rates(found.metrics) == without_rates(unbroken.metrics)
+    tensors = found.tensors()
+    for name, value in unbroken.tensors().items():
+        assert np.array_equal(tensors[name], value), name
+
+
+def saved_step(workdir):
+    return int(Workdir(workdir).tensors('step')['step/.ATTRIBUTES/VARIABLE_VALUE'])
+
+
+@pytest.mark.xdist_group('stop')
+@pytest.mark.parametrize('number', [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_saves_and_ends_with_exit_75_and_the_same_command_goes_on(flags, unbroken, tmp_path, number):
+    words = [*flags, f'--workdir={tmp_path}']
+    with running(*words) as process:
+        assert wait_for_step(process, 43)
+        sent = time.monotonic()
+        process.send_signal(number)
+        error = process.communicate()[1]
+        assert time.monotonic() - sent < 30
+    assert process.returncode == 75
+    step = saved_step(tmp_path)
+    assert step >= 43
+    assert error.startswith(f'{number.name} received: saved at step {step}. Go on with: python -m ctl.train ')
+    assert error.count('\n') == 1 and f'--workdir={tmp_path}' in error
+    assert not (tmp_path / 'lock').exists()
+    assert door(*words) == 0
+    check_equal(Workdir(tmp_path), unbroken)
+
+
+@pytest.mark.xdist_group('stop')
+def test_a_signal_in_an_evaluation_saves_and_the_evaluation_comes_when_the_run_goes_on(flags, unbroken, tmp_path):
+    """The evaluation of step 20 is slowed down, so that the signal meets it."""
+    from ctl import step as step_lib
+    from ctl.runtime import signals
+
+    words, stops = [*flags, f'--workdir={tmp_path}'], []
+    init, reduce = signals.Stop.__init__, step_lib.Evaluator.eval_reduce
+
+    def remember(self):
+        init(self)
+        stops.append(self)
+
+    def ask_to_stop(self, *arguments):
+        stops[-1].name = 'SIGTERM'
+        return reduce(self, *arguments)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(signals.Stop, '__init__', remember)
+        patch.setattr(step_lib.Evaluator, 'eval_reduce', ask_to_stop)
+        assert door(*words) == 75
+    assert saved_step(tmp_path) == 20
+    assert Workdir(tmp_path).lines('eval') == []
+    assert door(*words) == 0
+    check_equal(Workdir(tmp_path), unbroken)
+
+
+@pytest.mark.xdist_group('stop')
+def test_a_signal_before_the_first_step_ends_with_exit_75_and_says_so(flags, tmp_path):
+    with running(*flags, f'--workdir={tmp_path}') as process:
+        for line in process.stdout:
+            if 'resumed' in line:  # the plan is printed, and nothing is traced yet
+                process.send_signal(signal.SIGTERM)
+                break
+        error = process.communicate()[1]
+    assert process.returncode == 75
+    assert error.startswith('SIGTERM received: ')
+
+
+@pytest.mark.xdist_group('stop')
+def test_a_second_signal_ends_the_run_at_once_whatever_it_is_doing(flags, tmp_path):
+    """A loop of many steps of a large batch: the first signal waits for its end, the second does not."""
+    slow = overrides(train__global_batch_size=2000, log__every=100, model__width=64, model__layers=2)
+    slow += overrides(train__steps_per_loop=100, eval__every=0, checkpoint__every=1000)
+    with running(*flags, *slow, f'--workdir={tmp_path}') as process:
+        for line in process.stdout:
+            if 'resumed' in line:
+                break
+        process.send_signal(signal.SIGTERM)
+        time.sleep(0.2)  # two signals at the same instant are one
+        process.send_signal(signal.SIGTERM)
+        process.communicate()
+    assert process.returncode == 128 + signal.SIGTERM
+    assert not (tmp_path / 'checkpoints').exists() or not list((tmp_path / 'checkpoints').glob('*.index'))
+
+
+def kill_somewhere(process, workdir, where, rng):
+    """Lets a run come to a moment of the kind `where`, and kills it there."""
+    begun = saved_step(workdir) if list(workdir.glob('checkpoints/*.index')) else 0
+    if where == 'start-up':
+        time.sleep(rng.uniform(0, 9))
+    elif where == 'training':
+        wait_for_step(process, begun + rng.randrange(1, 40))
+        time.sleep(rng.uniform(0, 0.1))
+    elif where == 'evaluation':
+        wait_for_step(process, (begun // 20 + 1) * 20)
+        time.sleep(rng.uniform(0, 0.02))
+    else:
+        wait_for_step(process, begun + rng.randrange(1, 20))
+        while process.poll() is None and not list(workdir.glob('checkpoints/*.tempstate*')):
+            time.sleep(0.0005)
+    process.kill()
+    process.communicate()
+
+
+def check_kills(flags, unbroken, workdir, moments, seed):
+    rng, words = random.Random(seed), [*flags, f'--workdir={workdir}']
+    for where in moments:
+        with running(*words) as process:
+            kill_somewhere(process, workdir, where, rng)
+    with running(*words) as process:
+        error = process.communicate()[1]
+    assert process.returncode == 0, error
+    check_equal(Workdir(workdir), unbroken)
+
+
+@pytest.mark.xdist_group('stop')
+def test_a_run_killed_again_and_again_is_the_run_never_killed(flags, unbroken, tmp_path):
+    moments = ['start-up', 'training', 'save', 'evaluation', 'training', 'save']
+    check_kills(flags, unbroken, tmp_path, moments, seed=0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('seed', [1, 2, 3])
+def test_a_run_killed_at_thirty_moments_is_the_run_never_killed(flags, unbroken, tmp_path, seed):
+    """Ten for each seed."""
+    moments = [*['start-up', 'training', 'save', 'evaluation'] * 2, 'save', 'save']
+    check_kills(flags, unbroken, tmp_path, moments, seed)
+
+
+def test_metrics_of_the_killed_are_json_and_have_every_step_once(unbroken):
+    lines = [json.loads(line) for line in (unbroken.path / 'metrics.jsonl').read_text().splitlines()]
+    assert [line['step'] for line in lines if line['kind'] == 'train'] == list(range(1, STEPS + 1))
