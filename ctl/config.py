@@ -104,10 +104,15 @@ BASE = {
     },
     'devices': {
         'strategy': Setting(
-            'auto', 'auto is one for 1 replica, mirrored for more', choices=('auto', 'one', 'mirrored')
+            'auto',
+            'auto is one for 1 replica, mirrored for more; multi_worker is as TF_CONFIG or Slurm says',
+            choices=('auto', 'one', 'mirrored', 'multi_worker'),
         ),
+        'start_timeout': Setting(300, 'seconds that workers wait for each other', minimum=1),
         'replicas': Setting(
-            0, 'model copies; 0 is every GPU, or 1 CPU; without GPUs, N makes N virtual CPU devices', minimum=0
+            0,
+            'model copies on this machine; 0 is every GPU, or 1 CPU; without GPUs, N makes N virtual CPU devices',
+            minimum=0,
         ),
         'all_reduce': Setting('auto', 'how gradients are summed', choices=('auto', 'nccl', 'hierarchical', 'ring')),
         'input_pipelines': Setting(

@@ -2,7 +2,8 @@
 
 import contextlib
 import dataclasses
-import functools
+import hashlib
+import os
 import pathlib
 import types
 from collections.abc import Callable
@@ -11,6 +12,7 @@ import keras
 import ml_collections
 import orbit
 import rich.console
+import rich.markup
 import tensorflow as tf
 
 from ctl import config as config_lib
@@ -20,9 +22,9 @@ from ctl.data.inputs import Data, choose_data, find_data
 from ctl.errors import GuardError, Interrupted
 from ctl.nonfinite import NonFinite
 from ctl.optimizers import make_optimizer
-from ctl.runtime import devices, lock, plan, reporting, signals
+from ctl.runtime import cluster, devices, lock, plan, reporting, signals
 from ctl.runtime import workdir as workdir_lib
-from ctl.runtime.actions import Best, Calendar, Evaluate, Report, Save
+from ctl.runtime.actions import Best, Calendar, Evaluate, Report, Save, Together
 from ctl.runtime.checkpoints import Checkpoints, find_checkpoint
 from ctl.step import Evaluator, Trainer
 
@@ -58,20 +60,40 @@ def run(asked: Run) -> None:
       GuardError: when a guard stopped the run.
       Interrupted: when a signal did.
     """
-    console = reporting.make_console()
-    say = functools.partial(console.print, markup=False)
-    strategy = devices.make_strategy(asked.config.devices)  # before any other TensorFlow object
+    devices_config = asked.config.devices
+    workers = cluster.ALONE
+    if devices_config.strategy == 'multi_worker':
+        workers = cluster.read_cluster(os.environ)
+    console = reporting.make_console(quiet=not workers.chief)
+    prefix = '' if workers.chief else f'worker {workers.index}: '
+
+    def say(text: str) -> None:
+        rich.print(rich.markup.escape(prefix + text)) if prefix else console.print(text, markup=False)
+
+    strategy = devices.make_strategy(devices_config, workers, say)  # before any other TensorFlow object
     keras.utils.clear_session()  # layers without a name get the same one in every process; it forgets the precision
     devices.set_precision(asked.config.train.precision)
     keras.utils.set_random_seed(asked.config.train.seed)
-    owned = contextlib.nullcontext() if asked.dry_run else lock.owned(asked.workdir, say, asked.break_lock)
+    owned = lock.owned(asked.workdir, say, asked.break_lock)
+    if asked.dry_run or not workers.chief:
+        owned = contextlib.nullcontext()
     with signals.Stop().watching() as stop, owned:
-        _run(asked, strategy, console, say, stop)
+        try:
+            _run(asked, strategy, workers, console, say, stop)
+        except tf.errors.OpError as error:
+            interruption = cluster.explain_loss(error, workers)
+            if interruption is None:
+                raise
+            newest = Checkpoints.newest_in(asked.workdir / 'checkpoints')
+            raise Interrupted(
+                f'{interruption}: the newest checkpoint is {newest or "none"}. Go on with: {asked.command}'
+            ) from None
 
 
 def _run(
     asked: Run,
     strategy: tf.distribute.Strategy,
+    workers: cluster.Cluster,
     console: rich.console.Console,
     say: Callable[[str], None],
     stop: signals.Stop,
@@ -80,7 +102,8 @@ def _run(
     default_data = choose_data(asked.name, asked.module, config, say)
     config_lib.resume(config, workdir_lib.read_config(workdir))
     bad = BadRecords(config.data, say)
-    data = find_data(config, replicas, default_data, bad, console)
+    data = find_data(config, replicas, default_data, bad, console, len(workers.addresses))
+    _check_workers(strategy, workers, config, data)
 
     def say_skipped(steps: list[int]) -> None:
         for step in steps:
@@ -114,23 +137,27 @@ def _run(
         trainer.sums,
         keep=config.checkpoint.keep,
         in_background=config.checkpoint.async_save,
+        writes=workers.chief,
     )
     with strategy.scope():
-        step = checkpoints.restore(say, touch=not asked.dry_run)
-        started_from = _warm_start(config, checkpoints)
+        step = checkpoints.choose(say, touch=not asked.dry_run) if workers.chief else 0
+        if workers is not cluster.ALONE:
+            step = int(cluster.gather(strategy, [step])[0, 0])
+        checkpoints.restore(step)
+        started_from = None if step else _warm_start(config, checkpoints)
 
     plan.print_plan(
         console,
         {
             'experiment': asked.name,
-            **plan.device_rows(config, strategy),
+            **plan.device_rows(config, strategy, workers),
             **plan.data_rows(config, data),
             **plan.bad_rows(config, bad),
             **plan.model_rows(experiment, config.train.steps),
             **plan.run_rows(workdir, checkpoints.newest, step, config.train.steps, started_from),
         },
     )
-    calendar, metrics = Calendar.of(config), workdir_lib.MetricsFile(workdir)
+    calendar, metrics = Calendar.of(config), workdir_lib.MetricsFile(workdir, writes=workers.chief)
     if asked.dry_run:
         say(plan.feed_text(data, step, replicas))
         say('Dry run: the run could start. Nothing was trained, and nothing written to the workdir.')
@@ -139,21 +166,27 @@ def _run(
         say(f'Already at step {step} of {config.train.steps}. A larger --config.train.steps goes on from here.')
         return
 
-    workdir_lib.write_config(workdir, config_lib.to_json(config))
-    bad.keep(workdir / 'bad_records.jsonl')
-    checkpoints.clean()
-    metrics.drop_after(step)
+    if workers.chief:
+        workdir_lib.write_config(workdir, config_lib.to_json(config))
+        checkpoints.clean()
+        metrics.drop_after(step)
+    bad.keep(workdir / ('bad_records.jsonl' if workers.chief else f'bad_records-{workers.index}.jsonl'))
     train_fn = pipeline.make_train_dataset_fn(source, data.layout, step)
     eval_fn = pipeline.make_eval_dataset_fn(
         eval_source, config.train.global_batch_size, data.eval_records, data.layout.window_records
     )
     # Only now is it known which step comes next: a distributed iterator cannot be restored, but it can start anywhere.
-    trainer.train_dataset = pipeline.distribute(strategy, train_fn, per_replica=data.pipelines > 1)
-    eval_dataset = pipeline.distribute(strategy, eval_fn, per_replica=data.pipelines > 1)
-    evaluator = Evaluator(strategy, experiment.objectives, eval_dataset, check=stop.check)
+    per_replica = config.devices.input_pipelines == 'per_replica'
+    trainer.train_dataset = pipeline.distribute(strategy, train_fn, per_replica)
+    eval_dataset = pipeline.distribute(strategy, eval_fn, per_replica)
+    # Workers evaluate together to the end: they agree on when to stop between inner loops.
+    check = stop.check if workers is cluster.ALONE else lambda: None
+    evaluator = Evaluator(strategy, experiment.objectives, eval_dataset, check)
     try:
         with records.explained(source, eval_source):
-            newest = _train(config, console, data, trainer, evaluator, checkpoints, calendar, metrics, bad, stop)
+            newest = _train(
+                config, console, data, workers, trainer, evaluator, checkpoints, calendar, metrics, bad, stop
+            )
     except GuardError as error:
         if error.step is not None:
             say(plan.feed_text(data, error.step, replicas, most=None))
@@ -163,6 +196,20 @@ def _run(
         raise Interrupted(f'{interruption}: {saved}. Go on with: {asked.command}') from None
     references = data.default.references if data.default else {}
     reporting.print_summary(console, workdir, checkpoints.newest, newest, references, str(bad) if bad.skip else None)
+
+
+def _check_workers(
+    strategy: tf.distribute.Strategy, workers: cluster.Cluster, config: ml_collections.ConfigDict, data: Data
+) -> None:
+    """Raises UserError when workers are about to do different things."""
+    if workers is cluster.ALONE:
+        return
+    said = {
+        'config': hashlib.sha256(config_lib.to_json(config).encode()).hexdigest(),
+        'set of training records': data.train.digest,
+        'set of evaluation records': data.evaluation.digest,
+    }
+    cluster.check_agreement(strategy, workers, said)
 
 
 def _warm_start(config: ml_collections.ConfigDict, checkpoints: Checkpoints) -> str | None:
@@ -178,6 +225,7 @@ def _train(
     config: ml_collections.ConfigDict,
     console: rich.console.Console,
     data: Data,
+    workers: cluster.Cluster,
     trainer: Trainer,
     evaluator: Evaluator,
     checkpoints: Checkpoints,
@@ -200,18 +248,22 @@ def _train(
             strategy=trainer.strategy,
             steps_per_loop=lambda now: calendar.loop(now, trainer.seconds_per_step),
             train_actions=[
+                Together(trainer.strategy, workers, stop, trainer),
                 Report(metrics, progress, step, batch_size, bad),
                 evaluate,
                 Save(calendar, checkpoints, step, stop),
             ],
-            summary_dir=str(workdir / 'tensorboard' / 'train'),
-            eval_summary_dir=str(workdir / 'tensorboard' / 'eval'),
+            summary_dir=str(workdir / 'tensorboard' / 'train') if workers.chief else None,
+            eval_summary_dir=str(workdir / 'tensorboard' / 'eval') if workers.chief else None,
             summary_interval=config.log.every,
         )
         evaluate.controller = controller
-        stop.check()
+        if workers is cluster.ALONE:
+            stop.check()
         if first and not metrics.has(first, 'eval'):
             evaluate({})  # where it is due: the run was interrupted in it
         controller.train(config.train.steps)
         checkpoints.finish()
+        if workers is not cluster.ALONE:
+            cluster.gather(trainer.strategy, [0])  # none leaves before the chief has written
     return evaluate.newest

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import threading
 import unittest.mock
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -51,17 +51,24 @@ def door_until(step: int, *words: str) -> None:
         raise AssertionError(f'the run did not come to step {step}')
 
 
-def start_workers(count: int, *words: str) -> list[subprocess.Popen]:
-    """`python ...` as each of `count` workers that find each other by TF_CONFIG; `finish` ends them."""
-    sockets = [socket.socket() for _ in range(count)]
-    for each in sockets:
-        each.bind(('127.0.0.1', 0))
-    cluster = {'worker': [f'127.0.0.1:{each.getsockname()[1]}' for each in sockets]}
+def free_addresses(count: int) -> list[str]:
+    """127.0.0.1:port of ports that are free now."""
+    sockets = [socket.create_server(('127.0.0.1', 0)) for _ in range(count)]
+    addresses = [f'127.0.0.1:{each.getsockname()[1]}' for each in sockets]
     for each in sockets:
         each.close()
+    return addresses
+
+
+def start_workers(count: int, *words: str, for_the_last: Sequence[str] = ()) -> list[subprocess.Popen]:
+    """`python ...` as each of `count` workers that find each other by TF_CONFIG; `finish` ends them.
+
+    `for_the_last` are words that only the last is given.
+    """
+    cluster = {'worker': free_addresses(count)}
     return [
         subprocess.Popen(
-            [sys.executable, *words],
+            [sys.executable, *words, *(for_the_last if index == count - 1 else ())],
             cwd=ROOT,
             env={
                 **os.environ,

@@ -8,6 +8,7 @@ import dataclasses
 import math
 
 import ml_collections
+import numpy as np
 import orbit
 import tensorflow as tf
 
@@ -15,9 +16,11 @@ from ctl.config import nearest
 from ctl.data.bad_records import BadRecords
 from ctl.errors import GuardError, Interrupted, UserError
 from ctl.runtime.checkpoints import Checkpoints
+from ctl.runtime.cluster import ALONE, Cluster, gather
 from ctl.runtime.reporting import Progress
 from ctl.runtime.signals import Stop
 from ctl.runtime.workdir import MetricsFile
+from ctl.step import Trainer
 
 # The longest that an inner loop takes.
 LOOP_SECONDS = 10.0
@@ -82,19 +85,40 @@ class Report:
         self._progress.train(step, output)
 
 
+class Together:
+    """What workers agree on after an inner loop: whether one was asked to end, and how long the next loop may be."""
+
+    def __init__(self, strategy: tf.distribute.Strategy, workers: Cluster, stop: Stop, trainer: Trainer):
+        self._strategy, self._workers, self._stop, self._trainer = strategy, workers, stop, trainer
+
+    def __call__(self, output: dict) -> None:
+        if self._workers is ALONE:
+            return
+        mine = [bool(self._stop.name), int(self._trainer.seconds_per_step * 1e6)]
+        everyone = gather(self._strategy, mine)
+        asked = np.flatnonzero(everyone[:, 0])
+        if len(asked) and not self._stop.name:
+            self._stop.name = f'a signal at {self._workers.name(int(asked[0]))}'
+        self._trainer.seconds_per_step = float(everyone[:, 1].max()) / 1e6
+
+
 class Best:
     """Keeps the checkpoint with the best value of one metric."""
 
     def __init__(self, checkpoints: Checkpoints, metric: str, mode: str):
         """`metric` '' keeps none; `mode` is 'min' or 'max'."""
-        self._checkpoints, self._metric, self._mode = checkpoints, metric, mode
+        self._checkpoints, self._metric, self._sign = checkpoints, metric, 1 if mode == 'min' else -1
+        self._best = checkpoints.read_best(metric)
 
     def __call__(self, values: dict) -> None:
         if not self._metric:
             return
         if self._metric not in values:
             raise UserError(f'checkpoint.best_metric={self._metric}: {nearest(self._metric, values)}')
-        self._checkpoints.save_best(self._metric, values[self._metric], self._mode)
+        value = values[self._metric]
+        if self._best is None or self._sign * value < self._sign * self._best:
+            self._best = value
+            self._checkpoints.save_best(self._metric, value)
 
 
 class Evaluate:

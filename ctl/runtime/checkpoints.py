@@ -5,6 +5,7 @@ import os
 import pathlib
 import re
 import shutil
+import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
 
@@ -34,12 +35,14 @@ class Checkpoints:
         *,
         keep: int,
         in_background: bool = False,
+        writes: bool = True,
     ):
         """All that a step changes: weights, slots, the step, the reports' sums.
 
         Args:
           keep: how many of the newest are kept.
           in_background: whether a save only copies the values, and writes them while training goes on.
+          writes: whether this worker's checkpoints stay. All must save, for some variables are read together.
 
         Raises:
           UserError: when an objective trains a weight that is in none of the experiment's models.
@@ -62,31 +65,34 @@ class Checkpoints:
         self._copies = None
         self._writing: threading.Thread | None = None
         self._failure: Exception | None = None
-        self._in_background = in_background
+        self._in_background, self._writes = in_background, writes
 
     @property
     def newest(self) -> str | None:
         """The path of the newest checkpoint, or None."""
-        steps = _steps(self._folder)
-        return str(self._folder / f'ckpt-{steps[-1]}') if steps else None
+        return self.newest_in(self._folder)
 
-    def restore(self, say: Callable[[str], None], touch: bool = True) -> int:
-        """Restores everything from the newest sound checkpoint and returns its step; 0 when there is none.
+    @staticmethod
+    def newest_in(folder: pathlib.Path) -> str | None:
+        """The path of the newest checkpoint in a folder, or None."""
+        steps = _steps(folder)
+        return str(folder / f'ckpt-{steps[-1]}') if steps else None
+
+    def choose(self, say: Callable[[str], None], touch: bool = True) -> int:
+        """The step of the newest sound checkpoint; 0 when there is none.
 
         A damaged one is named and, with `touch`, set aside in `checkpoints/damaged`.
 
         Raises:
-          UserError: when none is sound, or it does not hold exactly what this run has; names what differs.
+          UserError: when none is sound.
         """
         damaged = []
         for step in reversed(_steps(self._folder)):
             path = self._folder / f'ckpt-{step}'
             problem = _damage(str(path))
             if problem is None:
-                self._check_fit(str(path))
-                tf.train.Checkpoint(**self._tree).read(str(path)).assert_existing_objects_matched()
                 self._say_damaged(damaged, say, touch, then=f'going on from step {step}')
-                return int(self._step.numpy())
+                return step
             damaged.append((path, problem))
         if damaged:
             path, problem = damaged[0]
@@ -95,6 +101,17 @@ class Checkpoints:
                 f'{self._folder} to begin again from step 0, or choose another --workdir.'
             )
         return 0
+
+    def restore(self, step: int) -> None:
+        """Restores everything from the checkpoint of `step`; 0 is none.
+
+        Raises:
+          UserError: when it does not hold exactly what this run has; names what differs.
+        """
+        if step:
+            path = str(self._folder / f'ckpt-{step}')
+            self._check_fit(path)
+            tf.train.Checkpoint(**self._tree).read(path).assert_existing_objects_matched()
 
     def _say_damaged(self, damaged: Sequence[tuple[pathlib.Path, str]], say, touch: bool, then: str) -> None:
         for path, problem in damaged:
@@ -173,24 +190,26 @@ class Checkpoints:
             failure, self._failure = self._failure, None
             raise failure
 
-    def save_best(self, metric: str, value: float, mode: str) -> bool:
-        """Keeps a checkpoint of the current step in `best` when `value` is better than that of the one there.
-
-        `mode` is 'min' or 'max'. Returns whether it was better.
-        """
+    def read_best(self, metric: str) -> float | None:
+        """The best value of a metric that a checkpoint in `best` has; None for none."""
         about = self.best_folder / 'best.json'
-        if about.exists():
-            before = json.loads(about.read_text())
-            if before['metric'] == metric and (value >= before['value'] if mode == 'min' else value <= before['value']):
-                return False
+        best = json.loads(about.read_text()) if about.exists() else {}
+        return best['value'] if best.get('metric') == metric else None
+
+    def save_best(self, metric: str, value: float) -> None:
+        """Keeps a checkpoint of the current step in `best`, instead of the one there."""
         step = int(self._step.numpy())
         self._write(self.best_folder, self._tree, step, keep=1)
-        scratch = about.with_name('.best.json')
-        scratch.write_text(json.dumps({'step': step, 'metric': metric, 'value': value}) + '\n')
-        os.replace(scratch, about)
-        return True
+        if self._writes:
+            scratch = self.best_folder / '.best.json'
+            scratch.write_text(json.dumps({'step': step, 'metric': metric, 'value': value}) + '\n')
+            os.replace(scratch, self.best_folder / 'best.json')
 
     def _write(self, folder: pathlib.Path, tree: Mapping, step: int, keep: int | None = None) -> None:
+        if not self._writes:
+            with tempfile.TemporaryDirectory() as scratch:
+                tf.train.Checkpoint(**tree).write(f'{scratch}/ckpt')
+            return
         path = str(folder / f'ckpt-{step}')
         try:
             folder.mkdir(parents=True, exist_ok=True)

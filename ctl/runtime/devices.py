@@ -1,20 +1,33 @@
 """Which devices hold a replica, and how they sum: from the config to a tf.distribute strategy."""
 
+from collections.abc import Callable
+
 import keras
 import ml_collections
 import tensorflow as tf
 
 from ctl.errors import UserError
+from ctl.runtime import cluster
 
 
-def make_strategy(devices: ml_collections.ConfigDict) -> tf.distribute.Strategy:
+def make_strategy(
+    devices: ml_collections.ConfigDict,
+    workers: cluster.Cluster = cluster.ALONE,
+    say: Callable[[str], None] = print,
+) -> tf.distribute.Strategy:
     """The strategy of a config's `devices` section. Comes before any other TensorFlow object.
 
     Without GPUs, N replicas get N virtual CPU devices, so that whatever depends on their number runs anywhere.
 
+    Args:
+      devices: the section.
+      workers: who takes part, for devices.strategy=multi_worker.
+      say: is told whom this one waits for.
+
     Raises:
       UserError: for more replicas than GPUs, for an all-reduce these devices cannot do, and when TensorFlow has run
         something already.
+      Interrupted: when other workers do not come.
     """
     gpus = tf.config.list_physical_devices('GPU')
     replicas = devices.replicas or len(gpus) or 1
@@ -22,15 +35,32 @@ def make_strategy(devices: ml_collections.ConfigDict) -> tf.distribute.Strategy:
         raise UserError(f'devices.replicas={replicas}: this machine has {len(gpus)} GPUs. Take 0 for all of them.')
     if devices.strategy == 'one' and replicas > 1:
         raise UserError(f'devices.strategy=one has 1 replica, not devices.replicas={replicas}: take mirrored, or auto.')
+    multi_worker = devices.strategy == 'multi_worker'
+    if multi_worker:
+        _check_multi_worker(devices, workers, bool(gpus))
     cross_device = _cross_device_ops(devices.all_reduce, bool(gpus))
     for gpu in gpus:
         tf.config.experimental.set_memory_growth(gpu, True)
+    if multi_worker:
+        tf.config.set_visible_devices(gpus[:replicas], 'GPU')
+        return cluster.make_strategy(workers, communication_options(devices.all_reduce), devices.start_timeout, say)
     if not gpus:
         _split_cpu(replicas)
     names = [f'/{"gpu" if gpus else "cpu"}:{i}' for i in range(replicas)]
     if devices.strategy == 'one' or (devices.strategy == 'auto' and replicas == 1):
         return tf.distribute.OneDeviceStrategy(names[0])
     return tf.distribute.MirroredStrategy(names, cross_device_ops=cross_device)
+
+
+def _check_multi_worker(devices: ml_collections.ConfigDict, workers: cluster.Cluster, have_gpus: bool) -> None:
+    if workers is cluster.ALONE:
+        raise UserError('devices.strategy=multi_worker is for ctl.train; here, --workers=N stands for N machines.')
+    if devices.input_pipelines == 'per_replica':
+        raise UserError('devices.input_pipelines=per_replica is for one machine: workers have one each, per_worker.')
+    if devices.all_reduce == 'hierarchical':
+        raise UserError('devices.all_reduce=hierarchical is for one machine: take auto, ring or nccl.')
+    if devices.replicas > 1 and not have_gpus:
+        raise UserError(f'devices.replicas={devices.replicas}: a worker without GPUs has 1 replica. Take 0.')
 
 
 def _cross_device_ops(all_reduce: str, have_gpus: bool) -> tf.distribute.CrossDeviceOps | None:

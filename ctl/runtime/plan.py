@@ -19,6 +19,7 @@ from ctl.data.index import Index, common_folder
 from ctl.data.inputs import Data
 from ctl.experiment import Experiment
 from ctl.optimizers import decays
+from ctl.runtime.cluster import ALONE, Cluster
 
 # Record numbers shown for each replica and file before the rest is counted.
 MOST_NUMBERS = 6
@@ -36,14 +37,23 @@ def print_plan(console: rich.console.Console, rows: Mapping[str, str]) -> None:
     console.print(table)
 
 
-def device_rows(config: ml_collections.ConfigDict, strategy: tf.distribute.Strategy) -> dict[str, str]:
+def device_rows(
+    config: ml_collections.ConfigDict, strategy: tf.distribute.Strategy, workers: Cluster
+) -> dict[str, str]:
     """Devices, and how the one batch number is divided over them."""
     replicas = strategy.num_replicas_in_sync
     batch, microbatches = config.train.global_batch_size, config.train.microbatches
     plural = 's' if replicas > 1 else ''
     devices = ', '.join(device.rpartition('device:')[2] for device in strategy.extended.worker_devices)
     slices = f' in {microbatches} microbatches of {batch // replicas // microbatches}' if microbatches > 1 else ''
+    rows = {}
+    if workers is not ALONE:
+        count = len(workers.addresses)
+        rows['workers'] = (
+            f'{count}, of {replicas // count} replicas each: {", ".join(workers.addresses)}; the first writes'
+        )
     return {
+        **rows,
         'devices': f'{replicas} replica{plural} ({type(strategy).__name__}) on {devices}; {config.train.precision}',
         'batch': f'{batch} examples a step = {replicas} replica{plural} x {batch // replicas}{slices}',
     }

@@ -11,10 +11,11 @@ import rich.console
 import rich.progress
 
 
-def make_console() -> rich.console.Console:
+def make_console(quiet: bool = False) -> rich.console.Console:
     """Standard output: 80 columns or the terminal's; 120 where it is no terminal, so that tables keep their shape."""
+    terminal = sys.stdout.isatty()
     return rich.console.Console(
-        file=sys.stdout, width=None if sys.stdout.isatty() else 120, highlight=False, soft_wrap=not sys.stdout.isatty()
+        file=sys.stdout, width=None if terminal else 120, highlight=False, soft_wrap=not terminal, quiet=quiet
     )
 
 

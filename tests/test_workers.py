@@ -1,0 +1,177 @@
+"""Several real workers, each a process: one run, whatever happens to one of them."""
+
+import re
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from tests.runs import (
+    ROOT,
+    Workdir,
+    door,
+    door_until,
+    finish,
+    overrides,
+    relative_difference,
+    start_workers,
+    without_rates,
+    write_data,
+)
+
+TRAIN = ('-m', 'ctl.train')
+TOGETHER = overrides(devices__strategy='multi_worker', devices__start_timeout=60)
+
+
+@pytest.fixture(scope='module')
+def flags(tmp_path_factory):
+    """4 shards, as 1, 2 or 4 replicas may have; evaluation records that do not divide."""
+    data = write_data(tmp_path_factory.mktemp('data'), eval_counts=(7, 6))
+    return data + overrides(train__steps=20, data__logical_shards=4, eval__every=8, checkpoint__every=5)
+
+
+@pytest.fixture(scope='module')
+def alone(flags, tmp_path_factory):
+    workdir = tmp_path_factory.mktemp('alone')
+    assert door(*flags, f'--workdir={workdir}') == 0
+    return Workdir(workdir)
+
+
+def check_same(found, expected):
+    assert relative_difference(expected.weights, found.weights) <= 1e-5
+    assert [(line['step'], line['kind']) for line in found.metrics] == [
+        (line['step'], line['kind']) for line in expected.metrics
+    ]
+    for a, b in zip(without_rates(expected.metrics), without_rates(found.metrics), strict=True):
+        assert b['loss'] == pytest.approx(a['loss'], rel=1e-5)
+
+
+@pytest.mark.xdist_group('workers')
+@pytest.mark.parametrize('count', [2, 4])
+def test_several_workers_make_the_run_that_one_makes(flags, alone, tmp_path, count):  # C01, C08, C30, C31, C43
+    """Also for an evaluation that does not divide; and only the chief writes."""
+    words = [*flags, *TOGETHER, f'--workdir={tmp_path}', '--config.checkpoint.best_metric=loss']
+    workers = start_workers(count, *TRAIN, *words)
+    outputs = finish(workers, timeout=240)
+    assert [worker.returncode for worker in workers] == [0] * count, outputs
+    check_same(Workdir(tmp_path), alone)
+    assert f'{count}, of 1 replicas each: 127.0.0.1:' in outputs[0][0]
+    for out, _ in outputs[1:]:
+        assert 'step ' not in out
+    left = sorted(path.name for path in tmp_path.iterdir())
+    assert left == ['checkpoints', 'config.json', 'metrics.jsonl', 'tensorboard']
+    names = {path.name for path in (tmp_path / 'checkpoints').iterdir()}
+    assert all(re.fullmatch(r'best|checkpoint|ckpt-\d+\.(index|data-00000-of-00001)', name) for name in names)
+    assert len(list((tmp_path / 'tensorboard').rglob('events*'))) == 2
+
+
+@pytest.mark.xdist_group('workers')
+def test_a_run_goes_on_with_fewer_workers_and_with_more(flags, alone, tmp_path):
+    words = [*flags, f'--workdir={tmp_path}']
+    workers = start_workers(2, *TRAIN, *words, *TOGETHER, '--config.log.every=1')
+    try:
+        for line in workers[0].stdout:
+            if line.startswith('step 7/'):
+                workers[1].send_signal(signal.SIGTERM)  # not the chief: they agree
+                break
+    finally:
+        outputs = finish(workers, timeout=120)
+    assert [worker.returncode for worker in workers] == [75, 75], outputs
+    assert 'a signal at worker 1' in outputs[0][1] and 'Go on with: ' in outputs[0][1]
+    door_until(13, *words)
+    workers = start_workers(2, *TRAIN, *words, *TOGETHER)
+    outputs = finish(workers, timeout=120)
+    assert [worker.returncode for worker in workers] == [0, 0], outputs
+    check_same(Workdir(tmp_path), alone)
+
+
+@pytest.mark.xdist_group('workers')
+@pytest.mark.parametrize('lost', [0, 1])
+def test_the_others_end_when_a_worker_is_lost_and_name_it_and_the_checkpoint(flags, tmp_path, lost):  # C54
+    words = [*flags, *TOGETHER, f'--workdir={tmp_path}', '--config.train.steps=100000', '--config.eval.every=0']
+    workers = start_workers(2, *TRAIN, *words)
+    try:
+        for line in workers[0].stdout:
+            if line.startswith('step 20/'):
+                break
+        workers[lost].kill()
+        killed = time.monotonic()
+    finally:
+        outputs = finish(workers, timeout=90)
+    assert time.monotonic() - killed < 60
+    left = 1 - lost
+    assert workers[left].returncode == 75, outputs
+    error = outputs[left][1].splitlines()[-1]
+    assert re.match(rf'worker {left} at \S+ lost worker {lost} at \S+: the newest checkpoint is \S+/ckpt-\d+\.', error)
+    assert 'Go on with: python -m ctl.train' in error
+
+
+@pytest.mark.xdist_group('workers')
+def test_workers_that_are_given_different_things_are_refused_by_name(flags, tmp_path):
+    words = [*flags, *TOGETHER, f'--workdir={tmp_path}']
+    workers = start_workers(2, *TRAIN, *words, for_the_last=['--config.optimizer.learning_rate=0.1'])
+    outputs = finish(workers, timeout=120)
+    assert [worker.returncode for worker in workers] == [2, 2], outputs
+    for _, error in outputs:
+        assert re.search(r'error: worker 1 at \S+ has another config than worker 0 at ', error)
+
+
+def launch(*words, timeout=240):
+    return subprocess.run(
+        [sys.executable, '-m', 'tools.launch', *words], cwd=ROOT, capture_output=True, text=True, timeout=timeout
+    )
+
+
+@pytest.mark.xdist_group('workers')
+def test_launch_starts_all_again_when_a_worker_is_lost_and_the_run_is_the_same(flags, alone, tmp_path):
+    """The second worker kills itself once, at a checkpoint of the chief."""
+    (tmp_path / 'fragile.py').write_text(f'''
+"""bert_mlm whose worker 1 dies once."""
+import json, os, pathlib, signal, threading, time
+from experiments.bert_mlm import get_config, make_experiment
+def die():
+    while not list(pathlib.Path({str(tmp_path / 'run')!r}).glob('checkpoints/ckpt-5.index')):
+        time.sleep(0.001)
+    if not os.path.exists({str(tmp_path / 'died')!r}):
+        open({str(tmp_path / 'died')!r}, 'w').close()
+        os.kill(os.getpid(), signal.SIGKILL)
+if json.loads(os.environ['TF_CONFIG'])['task']['index'] == 1:
+    threading.Thread(target=die, daemon=True).start()
+''')
+    words = [f'--experiment={tmp_path / "fragile.py"}', *flags[1:], f'--workdir={tmp_path / "run"}']
+    result = launch('--workers=2', '--restarts=2', '--', *words, '--config.train.steps_per_loop=1')
+    assert result.returncode == 0, result.stdout
+    assert 'launch: a worker ended with 75; starting all again, 2 times at most.' in result.stdout
+    assert re.search(r'^worker 0 \| eval at step 20', result.stdout, re.MULTILINE)
+    check_same(Workdir(tmp_path / 'run'), alone)
+
+
+@pytest.mark.xdist_group('workers')
+def test_launch_does_not_restart_what_would_only_fail_again(flags, tmp_path):
+    result = launch('--workers=2', '--restarts=3', '--', *flags, '--config.data.train=nope*', f'--workdir={tmp_path}')
+    assert result.returncode == 2
+    assert 'starting all again' not in result.stdout
+    assert re.search(r'^worker \d \| error: data.train=nope\*: no file matches', result.stdout, re.MULTILINE)
+
+
+@pytest.mark.parametrize('words', [[], ['--workers=2'], ['--workers=0', '--', '-x'], ['--wokers=2', '--', '-x']])
+def test_launch_refuses_what_it_does_not_understand_in_one_line(words):
+    result = launch(*words)
+    assert result.returncode == 2 and result.stderr.startswith('error: ') and result.stderr.count('\n') == 1
+
+
+@pytest.mark.xdist_group('workers')
+def test_launch_passes_a_signal_on_and_ends_with_75(flags, tmp_path):
+    words = ['--workers=2', '--restarts=5', '--', *flags, '--config.train.steps=100000', f'--workdir={tmp_path}']
+    with subprocess.Popen(
+        [sys.executable, '-m', 'tools.launch', *words], cwd=ROOT, stdout=subprocess.PIPE, text=True
+    ) as process:
+        for line in process.stdout:
+            if line.startswith('worker 0 | step 20/'):
+                process.send_signal(signal.SIGTERM)
+                break
+        out = process.communicate(timeout=120)[0]
+    assert process.returncode == 75
+    assert 'worker 0 | SIGTERM received: saved at step' in out and 'starting all again' not in out

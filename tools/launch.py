@@ -1,0 +1,140 @@
+"""Starts several workers on this machine, and starts all again when one is lost.
+
+    python -m tools.launch --workers=2 [--restarts=3] -- --experiment=bert_mlm [--config.KEY=VALUE ...]
+
+What stands after -- is for ctl.train. It does here what a cluster does elsewhere: give every worker its TF_CONFIG,
+prefix what it prints, pass signals on, and restart. Ends with the exit code of the run.
+"""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+
+from absl import flags
+
+from ctl.errors import GuardError, Interrupted, UserError, exit_code_of
+
+# How long the others have to end by themselves when one has ended with an error.
+PATIENCE_SECONDS = 60.0
+# Exit codes that would only come again.
+_FINAL = (UserError.exit_code, GuardError.exit_code)
+
+
+def main(argv: list[str]) -> int:
+    """Runs one command line, without the program's name, and returns the exit code."""
+    if any(word in ('--help', '-h') for word in argv):
+        print(__doc__)
+        return 0
+    codes: list[int] = []
+    return exit_code_of(lambda: codes.append(launch(argv))) or codes[0]
+
+
+def launch(argv: list[str]) -> int:
+    """Does what is asked for, and returns the exit code of the run; raises UserError."""
+    values = flags.FlagValues()
+    flags.DEFINE_integer('workers', 2, 'processes', lower_bound=1, flag_values=values)
+    flags.DEFINE_integer('restarts', 0, 'times that all are started again', lower_bound=0, flag_values=values)
+    own, dashes, words = _split(argv)
+    try:
+        rest = values(['tools.launch', *own])[1:]
+    except flags.Error as error:
+        raise UserError(' '.join(str(error).split())) from None
+    if rest or not dashes:
+        raise UserError('what ctl.train is given stands after --: tools.launch --workers=2 -- --experiment=bert_mlm')
+    launcher = _Launcher(values.workers, words)
+    before = {number: signal.signal(number, launcher.pass_on) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        for left in range(values.restarts, -1, -1):
+            code = launcher.run()
+            if code == 0 or code in _FINAL or launcher.signalled or not left:
+                return code
+            print(f'launch: a worker ended with {code}; starting all again, {left} times at most.', flush=True)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    return code
+
+
+def _split(argv: list[str]) -> tuple[list[str], bool, list[str]]:
+    if '--' not in argv:
+        return argv, False, []
+    at = argv.index('--')
+    return argv[:at], True, argv[at + 1 :]
+
+
+class _Launcher:
+    """The processes of one run, and the signals for them."""
+
+    def __init__(self, workers: int, words: list[str]):
+        self._count, self._words = workers, words
+        self._processes: list[subprocess.Popen] = []
+        self.signalled = False
+
+    def pass_on(self, number: int, frame) -> None:
+        self.signalled = True
+        for process in self._processes:
+            if process.poll() is None:
+                process.send_signal(number)
+
+    def run(self) -> int:
+        """Starts all, waits for all; 0, or the exit code that says most of what went wrong."""
+        cluster = {'worker': [f'127.0.0.1:{port}' for port in _free_ports(self._count)]}
+        self._processes = [self._start(cluster, index) for index in range(self._count)]
+        printers = [threading.Thread(target=_print_lines, args=[i, p]) for i, p in enumerate(self._processes)]
+        for printer in printers:
+            printer.start()
+        try:
+            codes = self._wait()
+        finally:
+            for process in self._processes:
+                process.kill()
+            for printer in printers:
+                printer.join()
+        failed = [code for code in codes if code]
+        said = [code for code in failed if code in (*_FINAL, Interrupted.exit_code)]
+        return (sorted(said) + failed + [0])[0]
+
+    def _start(self, cluster: dict, index: int) -> subprocess.Popen:
+        config = {'cluster': cluster, 'task': {'type': 'worker', 'index': index}}
+        return subprocess.Popen(
+            [sys.executable, '-m', 'ctl.train', '--config.devices.strategy=multi_worker', *self._words],
+            env={**os.environ, 'TF_CONFIG': json.dumps(config)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,  # a Ctrl-C at the terminal comes to us alone, and is passed on once
+        )
+
+    def _wait(self) -> list[int]:
+        """Exit codes of all, killed where they do not end after another has failed."""
+        deadline = None
+        while any(process.poll() is None for process in self._processes):
+            if deadline is None and any(process.poll() for process in self._processes):
+                deadline = time.monotonic() + PATIENCE_SECONDS
+            if deadline and time.monotonic() > deadline:
+                for process in self._processes:
+                    process.kill()
+            time.sleep(0.05)
+        return [process.wait() for process in self._processes]
+
+
+def _free_ports(count: int) -> list[int]:
+    sockets = [socket.create_server(('127.0.0.1', 0)) for _ in range(count)]
+    ports = [each.getsockname()[1] for each in sockets]
+    for each in sockets:
+        each.close()
+    return ports
+
+
+def _print_lines(index: int, process: subprocess.Popen) -> None:
+    for line in process.stdout:
+        print(f'worker {index} | {line}', end='', flush=True)
+
+
+if __name__ == '__main__':
+    sys.exit(main(sys.argv[1:]))
