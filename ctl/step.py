@@ -95,13 +95,14 @@ def update(
       seed: int32 [2], of this replica, step and update.
 
     Returns:
-      The objective and the global norm of its gradient before the clip, float32 scalars, equal on every replica.
+      The objective, the global norm of its gradient, float32 scalars, and that gradient before the clip, one tensor a
+      variable; all equal on every replica.
     """
     gradients, value = _replica_gradients(objective, batch, seed, microbatches)
     *gradients, value = reduce.sum_over_replicas([*gradients, value], communication)
     norm = tf.linalg.global_norm(gradients)
     optimizer.apply(reduce.clip(gradients, norm, objective.optimizer.clip_norm), objective.variables)
-    return value, norm
+    return value, norm, gradients
 
 
 class Trainer(orbit.StandardTrainer):
@@ -183,7 +184,7 @@ class Trainer(orbit.StandardTrainer):
             for i in range(objective.updates):
                 results[rate_name] = optimizer.learning_rate
                 seed = fold(tf.constant([self._seed, number]), step, i, replica)
-                results[value_name], results[norm_name] = update(
+                results[value_name], results[norm_name], _ = update(
                     objective, optimizer, batch, seed, self._microbatches, self._communication
                 )
             loss += results[value_name]
