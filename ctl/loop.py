@@ -24,8 +24,9 @@ from ctl.nonfinite import NonFinite
 from ctl.optimizers import make_optimizer
 from ctl.runtime import cluster, devices, lock, plan, reporting, signals
 from ctl.runtime import workdir as workdir_lib
-from ctl.runtime.actions import Best, Calendar, Evaluate, Report, Save, Together
+from ctl.runtime.actions import Account, Best, Calendar, Evaluate, Report, Save, Together
 from ctl.runtime.checkpoints import Checkpoints, find_checkpoint
+from ctl.runtime.clock import Clock, as_text
 from ctl.step import Evaluator, Trainer
 
 
@@ -60,6 +61,7 @@ def run(asked: Run) -> None:
       GuardError: when a guard stopped the run.
       Interrupted: when a signal did.
     """
+    clock = Clock()
     devices_config = asked.config.devices
     workers = cluster.ALONE
     if devices_config.strategy == 'multi_worker':
@@ -79,7 +81,7 @@ def run(asked: Run) -> None:
         owned = contextlib.nullcontext()
     with signals.Stop().watching() as stop, owned:
         try:
-            _run(asked, strategy, workers, console, say, stop)
+            _run(asked, strategy, workers, console, say, stop, clock)
         except tf.errors.OpError as error:
             interruption = cluster.explain_loss(error, workers)
             if interruption is None:
@@ -97,6 +99,7 @@ def _run(
     console: rich.console.Console,
     say: Callable[[str], None],
     stop: signals.Stop,
+    clock: Clock,
 ) -> None:
     config, workdir, replicas = asked.config, asked.workdir, strategy.num_replicas_in_sync
     default_data = choose_data(asked.name, asked.module, config, say)
@@ -139,7 +142,7 @@ def _run(
         in_background=config.checkpoint.async_save,
         writes=workers.chief,
     )
-    with strategy.scope():
+    with strategy.scope(), clock.during('restore'):
         step = checkpoints.choose(say, touch=not asked.dry_run) if workers.chief else 0
         if workers is not cluster.ALONE:
             step = int(cluster.gather(strategy, [step])[0, 0])
@@ -154,7 +157,7 @@ def _run(
             **plan.data_rows(config, data),
             **plan.bad_rows(config, bad),
             **plan.model_rows(experiment, config.train.steps),
-            **plan.run_rows(workdir, checkpoints.newest, step, config.train.steps, started_from),
+            **plan.run_rows(workdir, checkpoints, step, config.train.steps, started_from),
         },
     )
     calendar, metrics = Calendar.of(config), workdir_lib.MetricsFile(workdir, writes=workers.chief)
@@ -170,6 +173,7 @@ def _run(
         workdir_lib.write_config(workdir, config_lib.to_json(config))
         checkpoints.clean()
         metrics.drop_after(step)
+        clock.go_on(workdir / 'time.json')
     bad.keep(workdir / ('bad_records.jsonl' if workers.chief else f'bad_records-{workers.index}.jsonl'))
     train_fn = pipeline.make_train_dataset_fn(source, data.layout, step)
     eval_fn = pipeline.make_eval_dataset_fn(
@@ -185,7 +189,7 @@ def _run(
     try:
         with records.explained(source, eval_source):
             newest = _train(
-                config, console, data, workers, trainer, evaluator, checkpoints, calendar, metrics, bad, stop
+                config, console, data, workers, trainer, evaluator, checkpoints, calendar, metrics, bad, stop, clock
             )
     except GuardError as error:
         if error.step is not None:
@@ -195,7 +199,8 @@ def _run(
         saved = f'saved at step {int(trainer.step.numpy())}' if checkpoints.newest else 'nothing was trained yet'
         raise Interrupted(f'{interruption}: {saved}. Go on with: {asked.command}') from None
     references = data.default.references if data.default else {}
-    reporting.print_summary(console, workdir, checkpoints.newest, newest, references, str(bad) if bad.skip else None)
+    lost = str(bad) if bad.skip else None
+    reporting.print_summary(console, workdir, checkpoints.newest, newest, references, lost, as_text(clock.seconds))
 
 
 def _check_workers(
@@ -233,6 +238,7 @@ def _train(
     metrics: workdir_lib.MetricsFile,
     bad: BadRecords,
     stop: signals.Stop,
+    clock: Clock,
 ) -> dict[str, float]:
     """Orbit's outer loop, from the trainer's step to the last, and what happens between steps; the last evaluation."""
     step, batch_size = trainer.step, config.train.global_batch_size
@@ -240,7 +246,7 @@ def _train(
     first, workdir = int(step.numpy()), metrics.workdir
     with reporting.Progress(console, config.train.steps, first) as progress:
         best = Best(checkpoints, config.checkpoint.best_metric, config.checkpoint.best_mode)
-        evaluate = Evaluate(calendar, metrics, progress, step, eval_steps, best)
+        evaluate = Evaluate(calendar, metrics, progress, step, eval_steps, best, clock)
         controller = orbit.Controller(
             global_step=step,
             trainer=trainer,
@@ -248,10 +254,11 @@ def _train(
             strategy=trainer.strategy,
             steps_per_loop=lambda now: calendar.loop(now, trainer.seconds_per_step),
             train_actions=[
+                Account(clock, trainer),
                 Together(trainer.strategy, workers, stop, trainer),
                 Report(metrics, progress, step, batch_size, bad),
                 evaluate,
-                Save(calendar, checkpoints, step, stop),
+                Save(calendar, checkpoints, step, stop, clock),
             ],
             summary_dir=str(workdir / 'tensorboard' / 'train') if workers.chief else None,
             eval_summary_dir=str(workdir / 'tensorboard' / 'eval') if workers.chief else None,
@@ -263,7 +270,9 @@ def _train(
         if first and not metrics.has(first, 'eval'):
             evaluate({})  # where it is due: the run was interrupted in it
         controller.train(config.train.steps)
-        checkpoints.finish()
+        with clock.during('save'):
+            checkpoints.finish()
+        clock.saved()
         if workers is not cluster.ALONE:
             cluster.gather(trainer.strategy, [0])  # none leaves before the chief has written
     return evaluate.newest

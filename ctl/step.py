@@ -144,6 +144,7 @@ class Trainer(orbit.StandardTrainer):
         self._examples_skipped = tf.Variable(0, dtype=tf.int64, trainable=False, name='skipped_examples')
         self.sums = {**self._means, 'skipped_examples': self._examples_skipped, **nonfinite.counts}
         self.seconds_per_step: float | None = None
+        self._input_seconds = tf.Variable(0.0, dtype=tf.float64, trainable=False)
         self._timed_steps, self._timed_seconds = 0, 0.0  # of this process: a restart must not inflate the rate
         self._seed, self._microbatches, self._report_every = seed, microbatches, report_every
         self._count_skipped, self._communication = count_skipped, communication
@@ -155,7 +156,7 @@ class Trainer(orbit.StandardTrainer):
     def train_step(self, iterator):
         """One step, in cross-replica context, traced once."""
         put_back = snapshot(self.strategy, self._changing()) if self._nonfinite.skip else None
-        results = self.strategy.run(self._replica_step, args=(next(iterator), self.step))
+        results = self.strategy.run(self._replica_step, args=(self._next_batch(iterator), self.step))
         # Reduced already: every replica has the same.
         results = {name: self.strategy.experimental_local_results(value)[0] for name, value in results.items()}
         norms = [results[self._names(objective)[1]] for objective in self._objectives]
@@ -168,6 +169,21 @@ class Trainer(orbit.StandardTrainer):
                 value = tf.where(finite, value, tf.zeros_like(value))
             self._means[name].assign_add(value)
         self.step.assign_add(1)
+
+    def _next_batch(self, iterator):
+        """The next batch of every replica, and how long it took to come."""
+        asked = tf.timestamp()
+        with tf.control_dependencies([asked]):
+            batch = next(iterator)
+        with tf.control_dependencies(self.strategy.experimental_local_results(batch['record'])):
+            self._input_seconds.assign_add(tf.timestamp() - asked)
+        return batch
+
+    def take_input_seconds(self) -> float:
+        """How long steps have waited for their batches since this was last asked."""
+        seconds = float(self._input_seconds.numpy())
+        self._input_seconds.assign(0.0)
+        return seconds
 
     def _changing(self) -> list[tf.Variable]:
         """What a step changes, but for the optimizers' counts of steps, which schedules follow."""

@@ -227,3 +227,13 @@ def test_a_workdir_that_cannot_be_made_is_refused(flags, tmp_path, capsys):
     error = capsys.readouterr().err.strip()
     assert f'--workdir={tmp_path}/file/run: cannot be written' in error and '\n' not in error
     assert os.listdir(tmp_path) == ['file']
+
+
+def test_a_disk_without_room_for_the_checkpoints_is_warned_of(flags, tmp_path, monkeypatch, capsys):
+    words = [*flags, '--dry_run', f'--workdir={tmp_path / "not" / "there" / "yet"}']
+    assert door(*words) == 0
+    assert 'WARNING' not in capsys.readouterr().out
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, 'disk_usage', lambda path: usage._replace(free=1 << 16))
+    assert door(*words) == 0
+    assert 'the checkpoints that checkpoint.keep keeps need' in capsys.readouterr().out

@@ -4,6 +4,7 @@ import ast
 import importlib.metadata
 import pathlib
 import re
+import shlex
 import subprocess
 import sys
 
@@ -86,3 +87,28 @@ def test_imports_point_one_way(path):
 def test_the_door_imports_no_tensorflow_before_the_flags_are_read():
     code = 'import sys, ctl.train; sys.exit("tensorflow" in sys.modules)'
     assert subprocess.run([sys.executable, '-c', code], cwd=ROOT).returncode == 0
+
+
+def test_the_manifest_for_kubernetes_is_yaml_that_runs_what_there_is():
+    yaml = pytest.importorskip('yaml')
+    job = yaml.safe_load((ROOT / 'tools' / 'cluster' / 'kubeflow.yaml').read_text())
+    worker = job['spec']['tfReplicaSpecs']['Worker']
+    (container,) = worker['template']['spec']['containers']
+    assert container['name'] == 'tensorflow' and worker['replicas'] == 2
+    check_command(container['command'])
+
+
+def test_the_script_for_slurm_is_bash_that_runs_what_there_is():
+    path = ROOT / 'tools' / 'cluster' / 'slurm.sbatch'
+    subprocess.run(['bash', '-n', str(path)], check=True)
+    command = re.search(r'srun (.*?[^\\])\n', path.read_text(), re.DOTALL)[1].replace('\\\n', ' ')
+    check_command(shlex.split(command))
+
+
+def check_command(words):
+    """Whether ctl.train knows every flag of a command."""
+    from ctl import flags, train
+
+    assert words[:3] == ['python', '-m', 'ctl.train']
+    request = flags.parse(words[3:], train.PROGRAM)
+    assert request.config.devices.strategy == 'multi_worker'

@@ -61,7 +61,7 @@ def test_several_workers_make_the_run_that_one_makes(flags, alone, tmp_path, cou
     for out, _ in outputs[1:]:
         assert 'step ' not in out
     left = sorted(path.name for path in tmp_path.iterdir())
-    assert left == ['checkpoints', 'config.json', 'metrics.jsonl', 'tensorboard']
+    assert left == ['checkpoints', 'config.json', 'metrics.jsonl', 'tensorboard', 'time.json']
     names = {path.name for path in (tmp_path / 'checkpoints').iterdir()}
     assert all(re.fullmatch(r'best|checkpoint|ckpt-\d+\.(index|data-00000-of-00001)', name) for name in names)
     assert len(list((tmp_path / 'tensorboard').rglob('events*'))) == 2

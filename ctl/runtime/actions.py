@@ -16,6 +16,7 @@ from ctl.config import nearest
 from ctl.data.bad_records import BadRecords
 from ctl.errors import GuardError, Interrupted, UserError
 from ctl.runtime.checkpoints import Checkpoints
+from ctl.runtime.clock import Clock
 from ctl.runtime.cluster import ALONE, Cluster, gather
 from ctl.runtime.reporting import Progress
 from ctl.runtime.signals import Stop
@@ -102,6 +103,22 @@ class Together:
         self._trainer.seconds_per_step = float(everyone[:, 1].max()) / 1e6
 
 
+class Account:
+    """Says where the time of an inner loop went. The first is start-up: the step is traced in it."""
+
+    def __init__(self, clock: Clock, trainer: Trainer):
+        self._clock, self._trainer, self._first = clock, trainer, True
+
+    def __call__(self, output: dict) -> None:
+        waited = self._trainer.take_input_seconds()
+        if self._first:
+            self._clock.enter('step')
+            self._first = False
+        else:
+            self._clock.move(waited, 'step', 'input wait')
+        self._clock.keep()
+
+
 class Best:
     """Keeps the checkpoint with the best value of one metric."""
 
@@ -132,10 +149,11 @@ class Evaluate:
         step: tf.Variable,
         batches: int,
         best: Best,
+        clock: Clock,
     ):
         """`batches` is the steps of one evaluation. `controller` is set once there is one."""
         self._calendar, self._metrics, self._progress, self._step = calendar, metrics, progress, step
-        self._batches, self._best = batches, best
+        self._batches, self._best, self._clock = batches, best, clock
         self.controller: orbit.Controller | None = None
         self.newest: dict | None = None
 
@@ -144,7 +162,8 @@ class Evaluate:
         if not self._calendar.due(self._calendar.evaluate, step):
             return
         try:
-            values = self.controller.evaluate(steps=self._batches)
+            with self._clock.during('eval'):
+                values = self.controller.evaluate(steps=self._batches)
         except Interrupted:
             return  # Save hears of it next, and the evaluation comes when the run goes on
         values.pop('steps_per_second', None)
@@ -159,13 +178,17 @@ class Evaluate:
 class Save:
     """Writes a checkpoint when it is due, or when the run is to end."""
 
-    def __init__(self, calendar: Calendar, checkpoints: Checkpoints, step: tf.Variable, stop: Stop):
+    def __init__(self, calendar: Calendar, checkpoints: Checkpoints, step: tf.Variable, stop: Stop, clock: Clock):
         self._calendar, self._checkpoints, self._step, self._stop = calendar, checkpoints, step, stop
+        self._clock = clock
 
     def __call__(self, output: dict) -> None:
         asked = self._stop.name
         if asked or self._calendar.due(self._calendar.save, int(self._step.numpy())):
-            self._checkpoints.save()
+            with self._clock.during('save'):
+                self._checkpoints.save()
+                if asked:
+                    self._checkpoints.finish()
+            self._clock.saved()
         if asked:
-            self._checkpoints.finish()
             self._stop.check()

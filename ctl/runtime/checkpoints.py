@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from ctl.errors import GuardError, UserError
@@ -156,6 +157,11 @@ class Checkpoints:
             raise UserError(f'train.init_checkpoint={path} does not fit this experiment: {problem}.')
         for name, variable in variables.items():
             variable.assign(reader.get_tensor(name + _SUFFIX))
+
+    def bytes_needed(self) -> int:
+        """Bytes that the checkpoints that are kept, and one more while it is written, take on the disk."""
+        one = sum(v.dtype.size * int(np.prod(v.shape)) for v in _flatten(self._tree).values())
+        return one * (self._keep + 1)
 
     def save(self) -> None:
         """Writes a checkpoint of the current step, at once or in the background, and reads it back.

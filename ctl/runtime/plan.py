@@ -3,6 +3,7 @@
 import itertools
 import os
 import pathlib
+import shutil
 from collections.abc import Mapping
 
 import ml_collections
@@ -19,6 +20,7 @@ from ctl.data.index import Index, common_folder
 from ctl.data.inputs import Data
 from ctl.experiment import Experiment
 from ctl.optimizers import decays
+from ctl.runtime.checkpoints import Checkpoints
 from ctl.runtime.cluster import ALONE, Cluster
 
 # Record numbers shown for each replica and file before the rest is counted.
@@ -135,15 +137,29 @@ def model_rows(experiment: Experiment, steps: int) -> dict[str, str]:
 
 
 def run_rows(
-    workdir: pathlib.Path, checkpoint: str | None, step: int, steps: int, started_from: str | None
+    workdir: pathlib.Path, checkpoints: Checkpoints, step: int, steps: int, started_from: str | None
 ) -> dict[str, str]:
-    """Where the run lives and where it goes on, or whose weights it starts with."""
+    """Where the run lives, where it goes on, or whose weights it starts with, and whether its disk has room."""
     rows = {'workdir': str(workdir), 'resumed': 'nothing; starts at step 0'}
-    if checkpoint:
-        rows['resumed'] = f'from {os.path.relpath(checkpoint, workdir)}, at step {step} of {steps}'
+    free, needed = _free_bytes(workdir), checkpoints.bytes_needed()
+    if free < needed:
+        rows['WARNING'] = (
+            f'the checkpoints that checkpoint.keep keeps need {needed / 2**20:,.0f} MiB, and {free / 2**20:,.0f} MiB '
+            'are free there'
+        )
+    if checkpoints.newest:
+        rows['resumed'] = f'from {os.path.relpath(checkpoints.newest, workdir)}, at step {step} of {steps}'
     if started_from:
         rows['warm start'] = f'weights of {_short(started_from)}; step 0 and fresh optimizer slots: not a resumed run'
     return rows
+
+
+def _free_bytes(path: pathlib.Path) -> int:
+    """On the disk where a path is, or will be."""
+    path = path.absolute()
+    while not path.exists():
+        path = path.parent
+    return shutil.disk_usage(path).free
 
 
 def feed_text(data: Data, step: int, replicas: int, most: int | None = MOST_NUMBERS) -> str:

@@ -76,8 +76,9 @@ def print_summary(
     values: Mapping[str, float],
     references: Mapping[str, tuple[float, str]],
     bad_records: str | None,
+    time: str,
 ) -> None:
-    """How the run came out, against what it has to beat, what was lost, and where everything is."""
+    """How the run came out, against what it has to beat, what was lost, and where everything is and the time went."""
     lines = ['', 'Done. The last evaluation:']
     for name, value in values.items():
         against = f'   ({references[name][1]}: {references[name][0]:.4f})' if name in references else ''
@@ -88,5 +89,6 @@ def print_summary(
         f'  metrics       {workdir / "metrics.jsonl"}',
         f'  config        {workdir / "config.json"}',
         f'  TensorBoard   tensorboard --logdir {workdir / "tensorboard"}',
+        f'  time          {time}',
     ]
     console.print('\n'.join(lines), markup=False)

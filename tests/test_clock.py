@@ -1,0 +1,95 @@
+"""Every second of a run is counted once, over all its starts."""
+
+import json
+import time
+
+import pytest
+
+from ctl.runtime.clock import KINDS, Clock, as_text
+from tests.runs import Workdir, door, overrides, running, wait_for_step, write_data
+
+
+@pytest.fixture
+def now(monkeypatch):
+    """A clock that goes on when told."""
+
+    class Now:
+        seconds = 1000.0
+
+        def __iadd__(self, seconds):
+            self.seconds += seconds
+            return self
+
+    now = Now()
+    monkeypatch.setattr(time, 'monotonic', lambda: now.seconds)
+    monkeypatch.setattr('ctl.runtime.clock._age_of_process', lambda: 5.0)
+    return now
+
+
+def test_time_is_of_the_kind_that_was_entered_and_input_is_taken_out_of_steps(now):
+    clock = Clock()
+    now += 2
+    clock.enter('step')
+    now += 10
+    with clock.during('eval'):
+        now += 3
+    now += 1
+    clock.move(4, 'step', 'input wait')
+    expected = {'start-up': 7, 'step': 7, 'eval': 3, 'input wait': 4}
+    assert clock.seconds == {kind: expected.get(kind, 0) for kind in KINDS}
+
+
+def test_what_was_done_after_the_last_checkpoint_is_lost_when_the_process_was_killed(now, tmp_path):
+    clock = Clock()
+    clock.go_on(tmp_path / 'time.json')
+    clock.enter('step')
+    now += 10
+    with clock.during('save'):
+        now += 1
+    clock.saved()
+    now += 6
+    clock.keep()
+    now += 100  # killed somewhere here
+    again = Clock()
+    again.go_on(tmp_path / 'time.json')
+    assert again.seconds == {
+        'start-up': 10, 'restore': 0, 'input wait': 0, 'step': 10, 'eval': 0, 'save': 1, 'lost': 6,
+    }  # fmt: skip
+
+
+def test_the_line_has_the_whole_and_the_shares():
+    seconds = {**dict.fromkeys(KINDS, 0.0), 'step': 75.0, 'start-up': 25.0}
+    assert as_text(seconds).startswith('100 s: start-up 25%, restore 0%, input wait 0%, step 75%, ')
+    assert as_text(seconds).endswith('75% of it was training')
+
+
+def read(workdir):
+    return json.loads((workdir / 'time.json').read_text())['seconds']
+
+
+def test_a_run_says_where_its_time_went_and_counts_on_when_it_goes_on(tmp_path, capsys):
+    words = [*write_data(tmp_path), *overrides(train__steps=6, eval__every=2), f'--workdir={tmp_path / "run"}']
+    assert door(*words, '--config.train.steps=4') == 0
+    first = read(tmp_path / 'run')
+    assert door(*words) == 0
+    second = read(tmp_path / 'run')
+    assert 'of it was training' in capsys.readouterr().out
+    for kind in ('start-up', 'step', 'eval', 'save'):
+        assert 0 < first[kind] < second[kind], kind
+    assert second['restore'] > first['restore'] and second['lost'] == 0
+
+
+def test_the_seconds_of_a_process_add_up_to_its_life_and_a_kill_makes_lost_ones(tmp_path):
+    words = [*write_data(tmp_path), *overrides(train__steps=2000, eval__every=0, checkpoint__every=500)]
+    words += [f'--workdir={tmp_path / "run"}']
+    began = time.monotonic()
+    with running(*words) as process:
+        assert wait_for_step(process, 700)
+        process.kill()
+        lived = time.monotonic() - began
+    assert lived * 0.5 < sum(read(tmp_path / 'run').values()) < lived + 1
+    with running(*words) as process:
+        process.communicate()
+    assert process.returncode == 0
+    assert read(tmp_path / 'run')['lost'] > 0
+    assert len(Workdir(tmp_path / 'run').lines('train')) == 2000
