@@ -180,7 +180,7 @@ def _run(
         eval_source, config.train.global_batch_size, data.eval_records, data.layout.window_records
     )
     # Only now is it known which step comes next: a distributed iterator cannot be restored, but it can start anywhere.
-    per_replica = config.devices.input_pipelines == 'per_replica'
+    per_replica = workers is cluster.ALONE and data.pipelines > 1
     trainer.train_dataset = pipeline.distribute(strategy, train_fn, per_replica)
     eval_dataset = pipeline.distribute(strategy, eval_fn, per_replica)
     # Workers evaluate together to the end: they agree on when to stop between inner loops.

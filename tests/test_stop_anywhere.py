@@ -10,7 +10,7 @@ import pytest
 
 from tests.runs import Workdir, door, overrides, running, wait_for_step, without_rates, write_data
 
-STEPS = 300
+STEPS = 150
 LONG = overrides(
     train__steps=STEPS,
     devices__replicas=2,
@@ -126,7 +126,7 @@ def kill_somewhere(process, workdir, where, rng):
     if where == 'start-up':
         time.sleep(rng.uniform(0, 9))
     elif where == 'training':
-        wait_for_step(process, begun + rng.randrange(1, 40))
+        wait_for_step(process, begun + rng.randrange(1, 20))
         time.sleep(rng.uniform(0, 0.1))
     elif where == 'evaluation':
         wait_for_step(process, (begun // 20 + 1) * 20)

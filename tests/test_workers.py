@@ -49,7 +49,7 @@ def check_same(found, expected):
 
 
 @pytest.mark.xdist_group('workers')
-@pytest.mark.parametrize('count', [2, 4])
+@pytest.mark.parametrize('count', [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_several_workers_make_the_run_that_one_makes(flags, alone, tmp_path, count):  # C01, C08, C30, C31, C43
     """Also for an evaluation that does not divide; and only the chief writes."""
     words = [*flags, *TOGETHER, f'--workdir={tmp_path}', '--config.checkpoint.best_metric=loss']
