@@ -70,13 +70,16 @@ class Clock:
     def saved(self) -> None:
         """A checkpoint was written: what was done so far is not done again."""
         self._saved = self.seconds
-        self.keep()
+        self._write(self._saved)
 
     def keep(self) -> None:
         """Writes what is known so far."""
+        self._write(self.seconds)
+
+    def _write(self, seconds: Mapping[str, float]) -> None:
         if self._path:
             scratch = self._path.with_name(f'.{self._path.name}.new')
-            scratch.write_text(json.dumps({'seconds': self.seconds, 'at_the_last_checkpoint': self._saved}) + '\n')
+            scratch.write_text(json.dumps({'seconds': seconds, 'at_the_last_checkpoint': self._saved}) + '\n')
             os.replace(scratch, self._path)
 
 
