@@ -1,7 +1,7 @@
 """`ctl`: a TensorFlow 2 training loop that can be trusted. The path of a record, from file to weight:
 
     TFRecord files
-      -> data/index      byte offset of every record
+      -> data/index      byte offset of every sound record; damage found
       -> data/shards     which logical shard, in which order, where to resume (no TensorFlow)
       -> data/pipeline   dataset_fn(input_context): records -> parsed per-replica batches
       -> step            strategy.run: forward -> loss sums and weights -> gradients of the global mean

@@ -6,6 +6,7 @@ import os
 import pathlib
 import re
 import shlex
+import sys
 import traceback
 import types
 from collections.abc import Callable
@@ -79,6 +80,11 @@ class Program:
     def usage(self, values: flags.FlagValues) -> str:
         own = ' '.join(f'[--{name}]' for name in values if name not in COMMON)
         return f'python -m {self.name} --experiment=NAME [--workdir=DIR] [--config.KEY=VALUE ...] {own}'
+
+
+def say_aside(text: str) -> None:
+    """Prints on standard error, so that what a program finds out stays alone on standard output."""
+    print(text, file=sys.stderr)
 
 
 COMMON = ('experiment', 'workdir', 'verbosity')

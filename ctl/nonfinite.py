@@ -1,5 +1,6 @@
 """Steps whose loss or gradient is not finite: the run stops, or goes on as if their batch had taught it nothing."""
 
+import math
 from collections.abc import Callable, Sequence
 
 import tensorflow as tf
@@ -34,7 +35,7 @@ class NonFinite:
     def guard(self, finite: tf.Tensor, step: tf.Tensor, put_back: Callable[[], None]) -> None:
         """After a step, in cross-replica context: counts it, and calls `put_back` when it is to leave no trace."""
         if self.skip:
-            tf.cond(finite, lambda: None, lambda: put_back())
+            tf.cond(finite, lambda: None, put_back)
         not_finite = tf.cast(~finite, tf.int64)
         place = tf.minimum(self._since, MOST_STEPS - 1)
         remembered = tf.where((tf.range(MOST_STEPS, dtype=tf.int64) == place) & ~finite, step, self._steps)
@@ -59,7 +60,7 @@ class NonFinite:
             return []
         steps = self._steps.numpy()[: min(found, MOST_STEPS)].tolist()
         if not self.skip:
-            what = f'the loss became {loss}' if loss - loss else 'the gradient is not finite'
+            what = f'the loss became {loss}' if not math.isfinite(loss) else 'the gradient is not finite'
             raise GuardError(f'{what} in step {steps[0]}; nothing was saved after it. {_LOOK}', step=steps[0])
         if self._most_seen.numpy() > self._most:
             raise GuardError(

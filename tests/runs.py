@@ -6,7 +6,6 @@ import json
 import os
 import pathlib
 import re
-import socket
 import subprocess
 import sys
 import threading
@@ -19,6 +18,7 @@ import tensorflow as tf
 from ctl import train
 from ctl.runtime import checkpoints
 from tests import bert_records
+from tools.launch import free_addresses
 
 
 def door(*words: str) -> int:
@@ -49,15 +49,6 @@ def door_until(step: int, *words: str) -> None:
     with unittest.mock.patch.object(checkpoints.Checkpoints, 'save', save_and_stop), contextlib.suppress(Stopped):
         door(*words, f'--config.checkpoint.every={step}')
         raise AssertionError(f'the run did not come to step {step}')
-
-
-def free_addresses(count: int) -> list[str]:
-    """127.0.0.1:port of ports that are free now."""
-    sockets = [socket.create_server(('127.0.0.1', 0)) for _ in range(count)]
-    addresses = [f'127.0.0.1:{each.getsockname()[1]}' for each in sockets]
-    for each in sockets:
-        each.close()
-    return addresses
 
 
 def start_workers(count: int, *words: str, for_the_last: Sequence[str] = ()) -> list[subprocess.Popen]:

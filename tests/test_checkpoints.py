@@ -113,6 +113,20 @@ def test_a_checkpoint_that_cannot_be_read_back_stops_the_run_and_the_one_before_
     assert [line['step'] for line in Workdir(run).lines('train')] == list(range(1, 9))
 
 
+def test_a_disk_that_is_full_for_the_metrics_is_named_too(flags, run, monkeypatch, capsys):
+    import errno
+
+    from ctl.runtime import workdir
+
+    def append(self, **values):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self._path))
+
+    monkeypatch.setattr(workdir.MetricsFile, 'append', append)
+    assert go_on(flags, run) == 3
+    error = capsys.readouterr().err.strip()
+    assert 'metrics.jsonl cannot be written: No space left' in error and 'ckpt-6' in error and '\n' not in error
+
+
 @pytest.mark.parametrize('in_background', ['false', 'true'])
 def test_a_full_disk_is_named_and_the_checkpoint_before_is_intact(flags, run, capsys, in_background):
     """A limit on the size of files stands for the end of the disk: the write fails in the same place."""

@@ -8,7 +8,8 @@ import pytest
 
 from ctl.errors import Interrupted, UserError
 from ctl.runtime.cluster import Cluster, meet, read_cluster
-from tests.runs import door, free_addresses, overrides, write_data
+from tests.runs import door, overrides, write_data
+from tools.launch import free_addresses
 
 
 def tf_config(cluster, kind='worker', index=0):

@@ -118,14 +118,12 @@ import tensorflow as tf
 strategy = tf.distribute.MultiWorkerMirroredStrategy()
 from ctl import config as config_lib, flags
 from ctl.data import pipeline, records
-from ctl.data.bad_records import BadRecords
 from ctl.data.inputs import find_data
 def body(request):
-    bad = BadRecords(request.config.data, print)
-    data = find_data(request.config, strategy.num_replicas_in_sync, None, bad,
+    data = find_data(request.config, strategy.num_replicas_in_sync, None, print,
                      workers=strategy.num_replicas_in_sync)
     with strategy.scope():
-        source = records.make_source(data.train, request.module.make_experiment(request.config), bad)
+        source = records.make_source(data.train, request.module.make_experiment(request.config), data.bad)
     dataset = pipeline.distribute(strategy, pipeline.make_train_dataset_fn(source, data.layout, 0), False)
     for step, batch in zip(range(20), dataset):
         (mine,) = strategy.experimental_local_results(batch['record'])

@@ -68,6 +68,15 @@ def test_the_same_command_at_its_last_step_says_so_and_goes_on_with_more_steps(f
     assert 'from checkpoints/ckpt-3, at step 3 of 5' in capsys.readouterr().out
 
 
+def test_fewer_steps_than_are_done_say_so_and_change_nothing(flags, tmp_path, capsys):
+    words = [*flags, f'--workdir={tmp_path}', '--config.eval.every=0']
+    assert door(*words, '--config.train.steps=3') == 0
+    before = (tmp_path / 'metrics.jsonl').read_text()
+    assert door(*words, '--config.train.steps=2') == 0
+    assert 'Already at step 3 of 2' in capsys.readouterr().out
+    assert (tmp_path / 'metrics.jsonl').read_text() == before
+
+
 def test_a_changed_key_is_refused_and_nothing_is_touched(flags, tmp_path, capsys):
     words = [*flags, f'--workdir={tmp_path}', '--config.train.steps=2']
     assert door(*words) == 0

@@ -38,21 +38,15 @@ def main(argv: list[str]) -> int:
 def bench(request: flags.Request) -> None:
     """Does what is asked for; raises UserError and GuardError."""
     from ctl.data import records
-    from ctl.data.bad_records import BadRecords
     from ctl.data.inputs import choose_data, find_data
     from ctl.runtime import devices
 
     config = request.config
     devices.make_strategy(config.devices)
-
-    def say(text: str) -> None:
-        print(text, file=sys.stderr)
-
-    default_data = choose_data(request.name, request.module, config, say)
+    default_data = choose_data(request.name, request.module, config, flags.say_aside)
     experiment = request.module.make_experiment(config)
-    bad = BadRecords(config.data, say)
-    index = find_data(config.copy_and_resolve_references(), 1, default_data, bad).train
-    source = records.make_source(index, experiment, bad)
+    data = find_data(config.copy_and_resolve_references(), 1, default_data, flags.say_aside)
+    source = records.make_source(data.train, experiment, data.bad)
     pipelines = {'raw read': (1024, _raw_read(source)), 'TF1 style, batch 32': (32, _one_by_one(source, 32))}
     for batch_size in (32, 256):
         pipelines[f'ctl, batch {batch_size}'] = (batch_size, _ours(source, config, batch_size))

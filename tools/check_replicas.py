@@ -83,21 +83,16 @@ def _numbers(request: flags.Request, name: str) -> list[int]:
 def _read_data(request: flags.Request, most: int):
     """The training records, and a layout whose shards every number of replicas up to `most` can carry."""
     from ctl.data import choices, records
-    from ctl.data.bad_records import BadRecords
     from ctl.data.inputs import choose_data, find_data
-
-    def say(text: str) -> None:
-        print(text, file=sys.stderr)
 
     config = request.config
     unit = int(np.lcm.reduce(_numbers(request, 'replicas')))
     for microbatches in _numbers(request, 'microbatches'):
         choices.check_batch(config.train.global_batch_size, unit, microbatches)
-    default_data = choose_data(request.name, request.module, config, say)
-    bad = BadRecords(config.data, say)
-    data = find_data(config, unit, default_data, bad)
+    default_data = choose_data(request.name, request.module, config, flags.say_aside)
+    data = find_data(config, unit, default_data, flags.say_aside)
     experiment = request.module.make_experiment(config)
-    return records.make_source(data.train, experiment, bad), data.layout
+    return records.make_source(data.train, experiment, data.bad), data.layout
 
 
 def _make(request: flags.Request):

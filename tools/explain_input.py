@@ -39,7 +39,6 @@ def main(argv: list[str]) -> int:
 
 def explain(request: flags.Request) -> None:
     """Does what is asked for; raises UserError and GuardError."""
-    from ctl.data.bad_records import BadRecords
     from ctl.data.inputs import choose_data, find_data
     from ctl.runtime import devices, plan, workdir
 
@@ -47,14 +46,9 @@ def explain(request: flags.Request) -> None:
     config = request.config
     strategy = devices.make_strategy(config.devices)
     replicas = workers * strategy.num_replicas_in_sync
-
-    def say(text: str) -> None:
-        print(text, file=sys.stderr)
-
-    default_data = choose_data(request.name, request.module, config, say)
+    default_data = choose_data(request.name, request.module, config, flags.say_aside)
     config_lib.resume(config, workdir.read_config(request.workdir))
-    bad = BadRecords(config.data, say)
-    data = find_data(config, replicas, default_data, bad, workers=workers)
+    data = find_data(config, replicas, default_data, flags.say_aside, workers=workers)
 
     for step in steps:
         if request.own['json']:
@@ -67,8 +61,8 @@ def explain(request: flags.Request) -> None:
     if not request.own['json']:
         print(_coverage(data))
     if request.own['verify']:
-        _verify(request, data, bad, strategy, replicas, steps, workers)
-        print(f'verified: the pipeline read exactly this in steps {steps.start} to {steps.stop - 1}.', file=sys.stderr)
+        _verify(request, data, strategy, replicas, steps, workers)
+        flags.say_aside(f'verified: the pipeline read exactly this in steps {steps.start} to {steps.stop - 1}.')
 
 
 def _steps(text: str) -> range:
@@ -98,7 +92,7 @@ def _coverage(data) -> str:
     return '\n'.join(lines)
 
 
-def _verify(request: flags.Request, data, bad, strategy, replicas: int, steps: range, workers: int) -> None:
+def _verify(request: flags.Request, data, strategy, replicas: int, steps: range, workers: int) -> None:
     """Compares the arithmetic with the record numbers that the real pipeline carries beside the features.
 
     Raises:
@@ -108,7 +102,7 @@ def _verify(request: flags.Request, data, bad, strategy, replicas: int, steps: r
 
     with strategy.scope():
         experiment = request.module.make_experiment(request.config)
-    source = records.make_source(data.train, experiment, bad)
+    source = records.make_source(data.train, experiment, data.bad)
     dataset_fn = pipeline.make_train_dataset_fn(source, data.layout, steps.start)
     if workers == 1:
         fed = _read_distributed(strategy, pipeline.distribute(strategy, dataset_fn, data.pipelines > 1))

@@ -83,7 +83,7 @@ class _Launcher:
 
     def run(self) -> int:
         """Starts all, waits for all; 0, or the exit code that says most of what went wrong."""
-        cluster = {'worker': [f'127.0.0.1:{port}' for port in _free_ports(self._count)]}
+        cluster = {'worker': free_addresses(self._count)}
         self._processes = [self._start(cluster, index) for index in range(self._count)]
         printers = [threading.Thread(target=_print_lines, args=[i, p]) for i, p in enumerate(self._processes)]
         for printer in printers:
@@ -123,12 +123,13 @@ class _Launcher:
         return [process.wait() for process in self._processes]
 
 
-def _free_ports(count: int) -> list[int]:
+def free_addresses(count: int) -> list[str]:
+    """127.0.0.1:port of ports that are free now."""
     sockets = [socket.create_server(('127.0.0.1', 0)) for _ in range(count)]
-    ports = [each.getsockname()[1] for each in sockets]
+    addresses = [f'127.0.0.1:{each.getsockname()[1]}' for each in sockets]
     for each in sockets:
         each.close()
-    return ports
+    return addresses
 
 
 def _print_lines(index: int, process: subprocess.Popen) -> None:

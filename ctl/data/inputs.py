@@ -27,6 +27,7 @@ class Data:
       why: why these shards, in words.
       pipelines: input pipelines.
       default: where the experiment made the data itself.
+      bad: what happens to bad records of either, and those that are known.
     """
 
     train: Index
@@ -36,6 +37,7 @@ class Data:
     why: str
     pipelines: int
     default: DefaultData | None
+    bad: BadRecords
 
 
 def choose_data(
@@ -59,7 +61,7 @@ def find_data(
     config: ml_collections.ConfigDict,
     replicas: int,
     default: DefaultData | None,
-    bad: BadRecords,
+    say: Callable[[str], None],
     console: rich.console.Console | None = None,
     workers: int = 1,
 ) -> Data:
@@ -69,7 +71,7 @@ def find_data(
       config: with `data.train` and `data.eval` set.
       replicas: R.
       default: what the experiment made, where it did.
-      bad: takes note of damaged records.
+      say: is told of bad records.
       console: where progress is shown.
       workers: processes that the replicas are spread over.
 
@@ -78,6 +80,7 @@ def find_data(
       GuardError: for more damaged records than allowed.
     """
     choices.check_batch(config.train.global_batch_size, replicas, config.train.microbatches)
+    bad = BadRecords(config.data, say)
     train = load_index(find_files(config.data.train, 'data.train'), console)
     bad.take_damaged(train)
     if config.data.digest not in ('', train.digest):
@@ -97,7 +100,7 @@ def find_data(
     if config.eval.steps > 0:
         eval_records = min(eval_records, config.eval.steps * config.train.global_batch_size)
     pipelines = replicas if config.devices.input_pipelines == 'per_replica' else workers
-    return Data(train, evaluation, eval_records, layout, why, pipelines, default)
+    return Data(train, evaluation, eval_records, layout, why, pipelines, default, bad)
 
 
 def make_layout(index: Index, config: ml_collections.ConfigDict, logical_shards: int, shard_by: str) -> shards.Layout:

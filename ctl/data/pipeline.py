@@ -136,6 +136,7 @@ def _repair(source: Source, serialized: tf.Tensor, numbers: tf.Tensor) -> tuple[
     blank = make_blank(source)
 
     def repair(serialized: np.ndarray, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The payloads, with blanks for those that are wrong, and a weight for each."""
         repaired, weights = serialized.copy(), np.ones(len(numbers), np.float32)
         for i, record in enumerate(numbers):
             try:

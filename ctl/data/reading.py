@@ -50,7 +50,8 @@ def _make_window_reader(index: Index, mine: Sequence[shards.Shard], begin: Seque
     compressed = [CompressedRecords(index) for _ in mine]  # each with a file of its own open
     any_compressed = any(index.sequential[_files_of(index, shard.starts)].any() for shard in mine)
 
-    def plan(place: np.int64, number: np.int64):
+    def plan(place: np.int64, number: np.int64) -> tuple[np.ndarray, ...]:
+        """What to read for a window: of each block path, offset, records if plain, first record, records; the order."""
         shard, (first, skip) = mine[place], begin[place]
         window = shard.window(int(number))
         files = _files_of(index, window.starts)
@@ -65,12 +66,14 @@ def _make_window_reader(index: Index, mine: Sequence[shards.Shard], begin: Seque
     def inflate(place: np.int64, start: np.int64, count: np.int64) -> np.ndarray:
         return compressed[place].read(start, count)
 
-    def read_window(place, number):
+    def read_window(place: tf.Tensor, number: tf.Tensor) -> tf.data.Dataset:
+        """The window as one element: (serialized string [n], record number int64 [n])."""
         *blocks, order, records = tf.numpy_function(plan, [place, number], [tf.string] + [tf.int64] * 6)
         for vector in (*blocks, order, records):
             vector.set_shape([None])
 
-        def read_block(path, offset, plain, start, count):
+        def read_block(path, offset, plain, start, count) -> tf.data.Dataset:
+            """The payloads of one block: from TensorFlow's reader where the file is plain, else inflated here."""
             variant = tf.raw_ops.TFRecordDatasetV2(
                 filenames=[path], compression_type='', buffer_size=READ_BUFFER_BYTES, byte_offsets=[offset]
             )

@@ -91,6 +91,12 @@ class Together:
 
     def __init__(self, strategy: tf.distribute.Strategy, workers: Cluster, stop: Stop, trainer: Trainer):
         self._strategy, self._workers, self._stop, self._trainer = strategy, workers, stop, trainer
+        self._agreed = ''
+
+    @property
+    def asked_to_end(self) -> str:
+        """By what: the same on all workers, which a signal that has come to one of them since is not; '' for no."""
+        return self._stop.name if self._workers is ALONE else self._agreed
 
     def __call__(self, output: dict) -> None:
         if self._workers is ALONE:
@@ -98,8 +104,8 @@ class Together:
         mine = [bool(self._stop.name), int(self._trainer.seconds_per_step * 1e6)]
         everyone = gather(self._strategy, mine)
         asked = np.flatnonzero(everyone[:, 0])
-        if len(asked) and not self._stop.name:
-            self._stop.name = f'a signal at {self._workers.name(int(asked[0]))}'
+        if len(asked):
+            self._agreed = self._stop.name or f'a signal at {self._workers.name(int(asked[0]))}'
         self._trainer.seconds_per_step = float(everyone[:, 1].max()) / 1e6
 
 
@@ -178,12 +184,14 @@ class Evaluate:
 class Save:
     """Writes a checkpoint when it is due, or when the run is to end."""
 
-    def __init__(self, calendar: Calendar, checkpoints: Checkpoints, step: tf.Variable, stop: Stop, clock: Clock):
-        self._calendar, self._checkpoints, self._step, self._stop = calendar, checkpoints, step, stop
+    def __init__(
+        self, calendar: Calendar, checkpoints: Checkpoints, step: tf.Variable, together: Together, clock: Clock
+    ):
+        self._calendar, self._checkpoints, self._step, self._together = calendar, checkpoints, step, together
         self._clock = clock
 
     def __call__(self, output: dict) -> None:
-        asked = self._stop.name
+        asked = self._together.asked_to_end
         if asked or self._calendar.due(self._calendar.save, int(self._step.numpy())):
             with self._clock.during('save'):
                 self._checkpoints.save()
@@ -191,4 +199,4 @@ class Save:
                     self._checkpoints.finish()
             self._clock.saved()
         if asked:
-            self._stop.check()
+            raise Interrupted(f'{asked} received')

@@ -71,13 +71,7 @@ class Checkpoints:
     @property
     def newest(self) -> str | None:
         """The path of the newest checkpoint, or None."""
-        return self.newest_in(self._folder)
-
-    @staticmethod
-    def newest_in(folder: pathlib.Path) -> str | None:
-        """The path of the newest checkpoint in a folder, or None."""
-        steps = _steps(folder)
-        return str(folder / f'ckpt-{steps[-1]}') if steps else None
+        return newest_in(self._folder)
 
     def choose(self, say: Callable[[str], None], touch: bool = True) -> int:
         """The step of the newest sound checkpoint; 0 when there is none.
@@ -175,8 +169,9 @@ class Checkpoints:
             self._write(self._folder, self._tree, step)
             return
         self._copies = self._copies or _map(self._tree, _copy)
+        copies = _flatten(self._copies)
         for name, variable in _flatten(self._tree).items():
-            _flatten(self._copies)[name].assign(variable.read_value())
+            copies[name].assign(variable.read_value())
 
         def write() -> None:
             try:
@@ -261,13 +256,18 @@ def find_checkpoint(text: str) -> str:
     path = pathlib.Path(text).expanduser()
     if path.with_name(path.name + '.index').exists():
         return str(path)
-    for folder in (path, path / 'checkpoints'):
-        steps = _steps(folder)
-        if steps:
-            return str(folder / f'ckpt-{steps[-1]}')
+    newest = newest_in(path) or newest_in(path / 'checkpoints')
+    if newest:
+        return newest
     raise UserError(
         f'train.init_checkpoint={text}: no checkpoint is there. Name ckpt-<step>, its folder or a --workdir.'
     )
+
+
+def newest_in(folder: pathlib.Path) -> str | None:
+    """The path of the newest checkpoint in a folder, or None."""
+    steps = _steps(folder)
+    return str(folder / f'ckpt-{steps[-1]}') if steps else None
 
 
 def _steps(folder: pathlib.Path) -> list[int]:

@@ -15,7 +15,6 @@ import rich.table
 import tensorflow as tf
 
 from ctl.data import choices
-from ctl.data.bad_records import BadRecords
 from ctl.data.index import Index, common_folder
 from ctl.data.inputs import Data
 from ctl.experiment import Experiment
@@ -87,6 +86,8 @@ def data_rows(config: ml_collections.ConfigDict, data: Data) -> dict[str, str]:
     rows['eval files'] = (
         f'{len(data.evaluation.files)} files, {part}{data.evaluation.records:,} records: {_short(config.data.eval)}'
     )
+    if data.bad.skip:
+        rows['bad records'] = f'{data.bad}; the run stops above {config.data.max_bad_records}'
     return rows
 
 
@@ -99,13 +100,6 @@ def _shuffle_text(config: ml_collections.ConfigDict, data: Data) -> str:
         f'those of all shards take up to {held / 2**20:,.0f} MiB'
         + (f' (fewer records than {config.data.window_records:,}: data.window_mebibytes)' if bounded else '')
     )
-
-
-def bad_rows(config: ml_collections.ConfigDict, bad: BadRecords) -> dict[str, str]:
-    """What happens to bad records, and how many are known before the first step."""
-    if not bad.skip:
-        return {}
-    return {'bad records': f'{bad}; the run stops above {config.data.max_bad_records}'}
 
 
 def _short(path: str) -> str:

@@ -33,16 +33,11 @@ def write_config(workdir: pathlib.Path, text: str) -> None:
 
 
 class MetricsFile:
-    """`metrics.jsonl`: one JSON object a line, in the order of steps, no step twice.
-
-    Attributes:
-      workdir: where it is.
-      writes: whether this worker writes it.
-    """
+    """`metrics.jsonl`: one JSON object a line, in the order of steps, no step twice."""
 
     def __init__(self, workdir: pathlib.Path, writes: bool = True):
         """`writes`: whether this worker is the one that writes it; all read it."""
-        self.workdir, self.writes, self._path = workdir, writes, workdir / 'metrics.jsonl'
+        self._writes, self._path = writes, workdir / 'metrics.jsonl'
 
     def _lines(self) -> list[str]:
         return self._path.read_text(encoding='utf8').splitlines() if self._path.exists() else []
@@ -53,12 +48,12 @@ class MetricsFile:
 
     def drop_after(self, step: int) -> None:
         """Drops what a killed run wrote after `step`, its last checkpoint: those steps come again."""
-        if self.writes and self._path.exists():
+        if self._writes and self._path.exists():
             _replace(self._path, ''.join(f'{line}\n' for line in self._lines() if _step(line) <= step))
 
     def append(self, **values) -> None:
         """Adds a line; numbers in full precision, and null for what is not finite."""
-        if not self.writes:
+        if not self._writes:
             return
         values = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in values.items()}
         with open(self._path, 'a', encoding='utf8') as stream:
