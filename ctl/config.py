@@ -4,6 +4,7 @@ import dataclasses
 import difflib
 import json
 import math
+from collections.abc import Sequence
 
 import ml_collections
 
@@ -51,6 +52,19 @@ BASE = {
             choices=('stop', 'skip'),
         ),
         'max_nonfinite': Setting(10, 'such steps in a row that may be skipped', minimum=0),
+        'update_order': Setting(
+            'sequential',
+            'with several objectives: each update sees the one before, or those of a round start from the same weights',
+            choices=('sequential', 'joint'),
+        ),
+        'fresh_batches': Setting(
+            False, 'whether each update of a step has a global batch of its own, or all share one'
+        ),
+        'watch_steps': Setting(
+            200,
+            'steps that a watched metric may stay at 0 or 1 before it is said what that means; 0 is never',
+            minimum=0,
+        ),
         'precision': Setting(
             'float32', 'arithmetic of the layers; weights are float32', choices=('float32', 'bfloat16')
         ),
@@ -81,18 +95,9 @@ BASE = {
         ),
         'max_bad_records': Setting(100, 'bad records, each counted once, that may be skipped', minimum=0),
     },
-    'optimizer': {
-        'name': Setting('adamw', 'Keras optimizer', choices=('adamw', 'lamb', 'sgd', 'adam')),
-        'learning_rate': Setting(1e-3, 'peak of the schedule', minimum=0),
-        'warmup_steps': Setting(0, 'steps of linear warm-up', minimum=0),
-        'schedule': Setting(
-            'linear', 'decay from the peak to 0 at train.steps', choices=('linear', 'cosine', 'constant')
-        ),
-        'weight_decay': Setting(0.01, 'decoupled decay a step, times the learning rate; 0 is off', minimum=0),
-        'clip_norm': Setting(1.0, 'largest global norm of the reduced gradient; 0 is off', minimum=0),
-    },
     'eval': {
         'every': Setting(500, 'steps between evaluations; one always comes at the end; 0 is only that one', minimum=0),
+        'at_start': Setting(False, 'whether to evaluate before the first step too'),
         'steps': Setting(-1, 'global batches in one evaluation; -1 is every record once', minimum=-1),
     },
     'checkpoint': {
@@ -124,12 +129,26 @@ BASE = {
     },
 }
 
+# The settings of one optimizer, a section for each objective that has its own.
+OPTIMIZER = {
+    'name': Setting('adamw', 'Keras optimizer', choices=('adamw', 'lamb', 'sgd', 'adam')),
+    'learning_rate': Setting(1e-3, 'peak of the schedule', minimum=0),
+    'warmup_steps': Setting(0, 'steps of linear warm-up', minimum=0),
+    'schedule': Setting('linear', 'decay from the peak to 0 at train.steps', choices=('linear', 'cosine', 'constant')),
+    'beta_1': Setting(
+        0.9, 'decay of the mean gradient in adamw, adam and lamb; the momentum of sgd', minimum=0, below=1
+    ),
+    'beta_2': Setting(0.999, 'decay of the mean squared gradient in adamw, adam and lamb', minimum=0, below=1),
+    'weight_decay': Setting(0.01, 'decoupled decay a step, times the learning rate; 0 is off', minimum=0),
+    'clip_norm': Setting(1.0, 'largest global norm of the reduced gradient; 0 is off', minimum=0),
+}
+
 # What a later start of the same run may change. Anything else would make it another run.
 CHANGEABLE = (
     *('train.steps', 'train.microbatches', 'devices.', 'eval.', 'checkpoint.', 'log.'),
     # A damaged record is out of the index from the first start on; one that is wrong keeps its place.
     *('data.on_bad_record', 'data.max_bad_records'),
-    *('train.on_nonfinite', 'train.max_nonfinite'),
+    *('train.on_nonfinite', 'train.max_nonfinite', 'train.watch_steps'),
 )
 
 # Values that ask the program to choose; a later start keeps what was chosen.
@@ -139,17 +158,19 @@ AUTOMATIC = {'data.digest': '', 'data.logical_shards': 0, 'data.shard_by': 'auto
 _settings: dict[str, Setting] = {}
 
 
-def base_config(**defaults: dict[str, Value]) -> ml_collections.ConfigDict:
+def base_config(optimizers: Sequence[str] = ('optimizer',), **defaults: dict[str, Value]) -> ml_collections.ConfigDict:
     """The loop's settings as a locked ConfigDict, with an experiment's own defaults put in.
 
     Args:
+      optimizers: the sections that hold the settings of an optimizer: with several objectives, mostly one for each.
       **defaults: per section, the defaults that differ: `base_config(train=dict(steps=600))`.
 
     Raises:
       UserError: for a section or key that does not exist.
     """
     config = ml_collections.ConfigDict()
-    for section, settings in BASE.items():
+    sections = {**BASE, **dict.fromkeys(optimizers, OPTIMIZER)}
+    for section, settings in sections.items():
         add_settings(config, section, **settings)
     for section, values in defaults.items():
         for key, value in values.items():

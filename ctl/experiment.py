@@ -23,7 +23,8 @@ class Feature:
 
     Attributes:
       shape: shape in one record: () for one number, (128,) for a list of 128.
-      dtype: 'int32', 'int64' or 'float32', after parsing; 'string' for bytes.
+      dtype: 'int32', 'int64' or 'float32', after parsing; 'string' for bytes; 'image' for a PNG or JPEG of `shape`
+        [height, width, 1 or 3], which is decoded to uint8.
       also_called: other names the feature has in the wild; the first record decides.
       below: ids must be in [0, below); None for any.
       shape_setting: the config key that sets the shape, for the remedy in an error.
@@ -48,14 +49,17 @@ class Objective:
 
     Attributes:
       name: as it appears in logs.
-      variables: the Keras variables it owns; each must get a gradient.
+      variables: the trainable Keras variables it owns, and no other objective does; each must get a gradient. What else
+        the models of these variables hold, like a batch norm's averages, changes in its updates, and in no other's.
       losses: `losses(batch, seed) -> (losses, metrics)`, two dicts of name -> `ctl.losses.WeightedSum` over the slice
         of the batch it is given. The objective is the sum over `losses` of (global sum / global weight); a weight must
         depend on the batch alone. `batch` has the experiment's features and `example_weight`, float32 [B], 0 for the
         padding of the last evaluation batch and for bad records that are skipped. `seed` is int32 [2], different for
-        every step, replica and microbatch; None in evaluation, when nothing is random.
-      optimizer: the config section with name, learning_rate, warmup_steps, schedule, weight_decay, clip_norm.
+        every step, update, replica and microbatch; None in evaluation. `batch['example_seed']`, int32 [B, 2], is
+        different for every record, step and update, and the same on any hardware; in evaluation, for every record.
+      optimizer: the config section with the settings of `config.OPTIMIZER`.
       updates: weight updates in one step.
+      watched: metrics that training measures and reports too -> what it means when one stays at 0, and at 1.
     """
 
     name: str
@@ -63,6 +67,38 @@ class Objective:
     losses: Callable[..., tuple[Mapping[str, Any], Mapping[str, Any]]]
     optimizer: ml_collections.ConfigDict
     updates: int = 1
+    watched: Mapping[str, tuple[str, str]] = dataclasses.field(default_factory=dict)
+
+
+@dataclasses.dataclass(frozen=True)
+class Average:
+    """A model that follows another: after every step each weight is decay x itself + (1 - decay) x the other's.
+
+    The decay begins smaller, (1 + step) / (10 + step), so that the first weights are soon forgotten.
+
+    Attributes:
+      model: the one that follows, with as many weights in the same order; in the experiment's models too.
+      of: the one that is trained.
+      decay: in [0, 1).
+    """
+
+    model: Any
+    of: Any
+    decay: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Tally:
+    """Numbers of an evaluation that no weighted mean can express, like the distance between two distributions.
+
+    Attributes:
+      sums: `sums(batch) -> name -> tensor`, of any shape, over the slice of the batch it is given; added up in float64
+        over all batches and replicas. What has `example_weight` 0 must not count.
+      values: `values(sums) -> name -> float`, from the totals, as NumPy arrays.
+    """
+
+    sums: Callable[[Mapping[str, Any]], Mapping[str, Any]]
+    values: Callable[[Mapping[str, Any]], Mapping[str, float]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,12 +132,41 @@ class Experiment:
       models: name -> Keras model, built; every weight in them is in the checkpoint.
       objectives: trained in this order in every step.
       prepare: batch -> batch in the input pipeline, on parsed features [B, ...].
+      averages: models that follow others.
+      tallies: more numbers of an evaluation, besides the objectives' losses and metrics.
+      pictures: draws, at every evaluation: () -> name -> uint8 [height, width, 1 or 3].
     """
 
     features: Mapping[str, Feature]
     models: Mapping[str, Any]
     objectives: Sequence[Objective]
     prepare: Callable[[dict], dict] = unchanged
+    averages: Sequence[Average] = ()
+    tallies: Sequence[Tally] = ()
+    pictures: Callable[[], Mapping[str, Any]] | None = None
+
+    def state(self, objective: Objective) -> list[Any]:
+        """The variables that are not trained, of every model in which an objective trains some."""
+        mine = {id(variable) for variable in objective.variables}
+        models = [m for m in self.models.values() if any(id(v) in mine for v in m.trainable_variables)]
+        return [variable for model in models for variable in model.non_trainable_variables]
+
+    def rounds(self, order: str) -> list[list[Objective]]:
+        """The updates of one step, in order: those of one round take their gradients from the same weights.
+
+        `order` 'sequential': one update a round, all of the first objective's, then the next's. 'joint': a round has an
+        update of every objective that has any left, as TF-GAN's joint training steps.
+        """
+        if order == 'sequential':
+            return [[objective] for objective in self.objectives for _ in range(objective.updates)]
+        most = max(objective.updates for objective in self.objectives)
+        return [[o for o in self.objectives if o.updates > i] for i in range(most)]
+
+    def update_names(self, train: ml_collections.ConfigDict) -> list[str]:
+        """The objective of each global batch of a step, with the settings of the `train` section; '' where shared."""
+        if not train.fresh_batches:
+            return ['']
+        return [objective.name for each in self.rounds(train.update_order) for objective in each]
 
 
 def list_experiments() -> dict[str, str]:

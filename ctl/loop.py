@@ -19,15 +19,17 @@ from ctl import config as config_lib
 from ctl.data import pipeline, records
 from ctl.data.inputs import Data, choose_data, find_data
 from ctl.errors import GuardError, Interrupted
+from ctl.evaluator import Evaluator
 from ctl.experiment import Experiment
 from ctl.nonfinite import NonFinite
 from ctl.optimizers import make_optimizer
 from ctl.runtime import cluster, devices, lock, plan, reporting, signals
 from ctl.runtime import workdir as workdir_lib
-from ctl.runtime.actions import Account, Best, Calendar, Evaluate, Report, Save, Together
+from ctl.runtime.actions import Account, Best, Calendar, Evaluate, Report, Save, Together, Watch
 from ctl.runtime.checkpoints import Checkpoints, find_checkpoint, newest_in
 from ctl.runtime.clock import Clock, as_text
-from ctl.step import Evaluator, Trainer
+from ctl.runtime.pictures import Pictures
+from ctl.step import Trainer
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,6 +72,10 @@ class _Session:
     stop: signals.Stop
     clock: Clock
 
+    def announce(self, text: str) -> None:
+        """Prints a line that all workers would print, once."""
+        self.console.print(text, markup=False)
+
     @property
     def alone(self) -> bool:
         return self.workers is cluster.ALONE
@@ -105,9 +111,6 @@ def run(asked: Run) -> None:
             print(f'worker {workers.index}: {text}', flush=True)
 
     strategy = devices.make_strategy(config.devices, workers, say)  # before any other TensorFlow object
-    keras.utils.clear_session()  # layers without a name get the same one in every process; it forgets the precision
-    devices.set_precision(config.train.precision)
-    keras.utils.set_random_seed(config.train.seed)
     owned = lock.owned(asked.workdir, say, asked.break_lock)
     if asked.dry_run or not workers.chief:
         owned = contextlib.nullcontext()
@@ -143,7 +146,7 @@ def _run(session: _Session) -> None:
     config_lib.resume(config, workdir_lib.read_config(asked.workdir))
     data = find_data(config, replicas, default_data, say, session.console, len(session.workers.addresses))
     _check_workers(session, data)
-    parts = _make_parts(session, data)
+    parts, data = _make_parts(session, data)
     source, eval_source = (
         records.make_source(index, parts.experiment, data.bad) for index in (data.train, data.evaluation)
     )
@@ -154,7 +157,7 @@ def _run(session: _Session) -> None:
             'experiment': asked.name,
             **plan.device_rows(config, session.strategy, session.workers),
             **plan.data_rows(config, data),
-            **plan.model_rows(parts.experiment, config.train.steps),
+            **plan.model_rows(parts.experiment, config.train),
             **plan.run_rows(asked.workdir, parts.checkpoints, step, config.train.steps, started_from),
         },
     )
@@ -187,10 +190,16 @@ def _run(session: _Session) -> None:
         asked.workdir,
         parts.checkpoints.newest,
         newest,
+        next((_numbers(line) for line in metrics.read('eval') if line['step'] == 0), {}),
         references,
         bad_records=str(data.bad) if data.bad.skip else None,
         time=as_text(session.clock.seconds),
     )
+
+
+def _numbers(line: dict) -> dict[str, float]:
+    """The metrics of a line of metrics.jsonl."""
+    return {name: value for name, value in line.items() if isinstance(value, float)}
 
 
 def _check_workers(session: _Session, data: Data) -> None:
@@ -205,9 +214,13 @@ def _check_workers(session: _Session, data: Data) -> None:
     cluster.check_agreement(session.strategy, session.workers, said)
 
 
-def _make_parts(session: _Session, data: Data) -> _Parts:
-    """The experiment, its optimizers and trainer, and their checkpoints."""
+def _make_parts(session: _Session, data: Data) -> tuple[_Parts, Data]:
+    """The experiment, its optimizers and trainer, and their checkpoints; the data as its steps read it."""
     asked, config = session.asked, session.asked.config
+    # Here, so that it does not matter what was made before: names of layers, and initial weights, are always the same.
+    keras.utils.clear_session()
+    keras.utils.set_random_seed(config.train.seed)
+    devices.set_precision(config.train.precision)  # clear_session forgets it
 
     def say_skipped(steps: list[int]) -> None:
         for step in steps:
@@ -216,6 +229,7 @@ def _make_parts(session: _Session, data: Data) -> _Parts:
 
     with session.strategy.scope():
         experiment = asked.module.make_experiment(config)
+        data = data.for_batches(experiment.update_names(config.train))
         optimizers = {
             each.name: make_optimizer(each.optimizer, config.train.steps, each.variables, each.updates)
             for each in experiment.objectives
@@ -226,8 +240,10 @@ def _make_parts(session: _Session, data: Data) -> _Parts:
             optimizers,
             seed=config.train.seed,
             microbatches=config.train.microbatches,
+            update_order=config.train.update_order,
+            fresh_batches=config.train.fresh_batches,
             report_every=config.log.every,
-            nonfinite=NonFinite(config.train.on_nonfinite == 'skip', config.train.max_nonfinite),
+            nonfinite=NonFinite(config.train.on_nonfinite == 'skip', config.train.max_nonfinite, list(optimizers)),
             on_skipped=say_skipped,
             count_skipped=data.bad.skip,
             communication=devices.communication_options(config.devices.all_reduce),
@@ -242,7 +258,7 @@ def _make_parts(session: _Session, data: Data) -> _Parts:
         in_background=config.checkpoint.async_save,
         writes=session.workers.chief,
     )
-    return _Parts(experiment, trainer, checkpoints)
+    return _Parts(experiment, trainer, checkpoints), data
 
 
 def _restore(session: _Session, checkpoints: Checkpoints) -> tuple[int, str | None]:
@@ -286,7 +302,7 @@ def _make_inputs(
     eval_dataset = pipeline.distribute(session.strategy, eval_fn, per_replica)
     # Workers evaluate together to the end: they agree on when to stop between inner loops.
     check = session.stop.check if session.alone else lambda: None
-    return Evaluator(session.strategy, parts.experiment.objectives, eval_dataset, check)
+    return Evaluator(session.strategy, parts.experiment, eval_dataset, check)
 
 
 def _train(
@@ -301,7 +317,8 @@ def _train(
         together = Together(session.strategy, session.workers, session.stop, trainer)
         best = Best(checkpoints, config.checkpoint.best_metric, config.checkpoint.best_mode)
         eval_steps = pipeline.eval_steps(data.eval_records, batch_size, data.pipelines)
-        evaluate = Evaluate(calendar, metrics, progress, step, eval_steps, best, clock)
+        pictures = Pictures(parts.experiment.pictures, session.asked.workdir, chief)
+        evaluate = Evaluate(calendar, metrics, progress, step, eval_steps, best, clock, pictures)
         controller = orbit.Controller(
             global_step=step,
             trainer=trainer,
@@ -311,7 +328,8 @@ def _train(
             train_actions=[
                 Account(clock, trainer),
                 together,
-                Report(metrics, progress, step, batch_size, data.bad),
+                Report(metrics, progress, step, batch_size * data.layout.batches_per_step, data.bad),
+                Watch(parts.experiment.objectives, metrics, step, config.train.watch_steps, session.announce),
                 evaluate,
                 Save(calendar, checkpoints, step, together, clock),
             ],
@@ -322,8 +340,9 @@ def _train(
         evaluate.controller = controller
         if session.alone:
             session.stop.check()
-        if first and not metrics.has(first, 'eval'):
-            evaluate({})  # where it is due: the run was interrupted in it
+        due = calendar.due(calendar.evaluate, first) if first else config.eval.at_start
+        if due and not metrics.has(first, 'eval'):  # otherwise the run was interrupted in it
+            evaluate.now()
         controller.train(config.train.steps)
         with clock.during('save'):
             checkpoints.finish()

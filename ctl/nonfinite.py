@@ -21,9 +21,9 @@ class NonFinite:
       counts: `nonfinite_steps` so far and `nonfinite_in_a_row`, int64 variables, for the checkpoint.
     """
 
-    def __init__(self, skip: bool, most_in_a_row: int):
+    def __init__(self, skip: bool, most_in_a_row: int, objectives: Sequence[str] = ('',)):
         """In strategy.scope(). `most_in_a_row` may be skipped one after the other, and no more."""
-        self.skip, self._most = skip, most_in_a_row
+        self.skip, self._most, self._objectives = skip, most_in_a_row, tuple(objectives)
 
         def count(name: str, value: int = 0) -> tf.Variable:
             return tf.Variable(value, dtype=tf.int64, trainable=False, name=name)
@@ -31,20 +31,31 @@ class NonFinite:
         self.counts = {name: count(name) for name in ('nonfinite_steps', 'nonfinite_in_a_row')}
         self._most_seen, self._since = count('most_in_a_row'), count('since_the_last_look')
         self._steps = tf.Variable(tf.fill([MOST_STEPS], tf.constant(-1, tf.int64)), trainable=False)
+        self._culprits = tf.Variable(tf.fill([MOST_STEPS], tf.constant(0, tf.int64)), trainable=False)
 
-    def guard(self, finite: tf.Tensor, step: tf.Tensor, put_back: Callable[[], None]) -> None:
-        """After a step, in cross-replica context: counts it, and calls `put_back` when it is to leave no trace."""
+    def guard(self, each_finite: tf.Tensor, step: tf.Tensor, put_back: Callable[[], None]) -> tf.Tensor:
+        """After a step, in cross-replica context: counts it, and calls `put_back` when it is to leave no trace.
+
+        Args:
+          each_finite: whether the loss and gradient of each objective are, bool [objectives].
+
+        Returns:
+          Whether all are, bool scalar.
+        """
+        finite = tf.reduce_all(each_finite)
         if self.skip:
             tf.cond(finite, lambda: None, put_back)
         not_finite = tf.cast(~finite, tf.int64)
         place = tf.minimum(self._since, MOST_STEPS - 1)
-        remembered = tf.where((tf.range(MOST_STEPS, dtype=tf.int64) == place) & ~finite, step, self._steps)
-        self._steps.assign(remembered)
+        here = (tf.range(MOST_STEPS, dtype=tf.int64) == place) & ~finite
+        self._steps.assign(tf.where(here, step, self._steps))
+        self._culprits.assign(tf.where(here, tf.argmin(tf.cast(each_finite, tf.int32)), self._culprits))
         self._since.assign_add(not_finite)
         self.counts['nonfinite_steps'].assign_add(not_finite)
         in_a_row = self.counts['nonfinite_in_a_row']
         in_a_row.assign(tf.where(finite, tf.zeros_like(not_finite), in_a_row + 1))
         self._most_seen.assign(tf.maximum(self._most_seen, in_a_row))
+        return finite
 
     def look(self, loss: float) -> list[int]:
         """The steps that were skipped since the last look, outside of TensorFlow's loop.
@@ -61,6 +72,8 @@ class NonFinite:
         steps = self._steps.numpy()[: min(found, MOST_STEPS)].tolist()
         if not self.skip:
             what = f'the loss became {loss}' if not math.isfinite(loss) else 'the gradient is not finite'
+            if len(self._objectives) > 1:
+                what = f'the loss or gradient of {self._objectives[self._culprits.numpy()[0]]} is not finite'
             raise GuardError(f'{what} in step {steps[0]}; nothing was saved after it. {_LOOK}', step=steps[0])
         if self._most_seen.numpy() > self._most:
             raise GuardError(

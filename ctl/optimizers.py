@@ -85,21 +85,22 @@ def make_optimizer(
     weight shrinks by learning_rate x weight_decay before the update, and LAMB's trust ratio does not scale it.
 
     Args:
-      section: name, learning_rate, warmup_steps, schedule, weight_decay.
+      section: the settings of config.OPTIMIZER.
       steps: in the whole run, for the schedule.
       variables: what it will update.
       updates: its calls in one step.
     """
     schedule = Schedule(section.learning_rate, steps, section.warmup_steps, section.schedule, updates)
     decay = section.weight_decay or None
+    betas = {'beta_1': section.beta_1, 'beta_2': section.beta_2, 'epsilon': 1e-6}
     if section.name == 'adamw':
-        optimizer = AdamW(schedule, weight_decay=section.weight_decay, epsilon=1e-6)
+        optimizer = AdamW(schedule, weight_decay=section.weight_decay, **betas)
     elif section.name == 'adam':
-        optimizer = Adam(schedule, weight_decay=decay, epsilon=1e-6)
+        optimizer = Adam(schedule, weight_decay=decay, **betas)
     elif section.name == 'lamb':
-        optimizer = Lamb(schedule, weight_decay=decay, epsilon=1e-6)
+        optimizer = Lamb(schedule, weight_decay=decay, **betas)
     else:
-        optimizer = SGD(schedule, weight_decay=decay, momentum=0.9)
+        optimizer = SGD(schedule, weight_decay=decay, momentum=section.beta_1)
     if decay:
         kept = [variable for variable in variables if not decays(variable)]
         if kept:

@@ -5,11 +5,12 @@ With S_r,t the sum of loss term t over replica r's slice, and W_t its weight ove
     sum over t of (sum over r of S_r,t) / W_t   =   sum over r of [ sum over t of S_r,t / W_t ]
 
 so each replica differentiates its own bracket, and the gradients add up to the gradient of the objective exactly.
-The same holds for microbatches inside a replica. Nothing is averaged.
+The same holds for microbatches inside a replica. Nothing is averaged, but for what no gradient moves.
 """
 
 from collections.abc import Mapping, Sequence
 
+import keras
 import tensorflow as tf
 
 from ctl.losses import WeightedSum
@@ -33,6 +34,18 @@ def sum_over_replicas(
 ) -> list[tf.Tensor]:
     """All-reduces by SUM, packed. In replica context. Sparse gradients must be made dense before."""
     return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, list(tensors), options)
+
+
+def assign_on_replicas(variables: Sequence[keras.Variable], values: Sequence[tf.Tensor]) -> None:
+    """Assigns values, which are the same on every replica, to every replica's copy. In replica context."""
+    if not variables:
+        return
+
+    def assign(strategy: tf.distribute.Strategy, *values) -> None:
+        for variable, value in zip(variables, values, strict=True):
+            strategy.extended.update(variable.value, lambda copy, value: copy.assign(value), args=(value,))
+
+    tf.distribute.get_replica_context().merge_call(assign, args=tuple(values))
 
 
 def dense(gradient: tf.Tensor | tf.IndexedSlices) -> tf.Tensor:

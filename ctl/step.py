@@ -1,108 +1,17 @@
-"""One weight update: the replica step that strategy.run runs, and Orbit's trainer and evaluator around it."""
+"""The replica step that strategy.run runs, and Orbit's trainer around it."""
 
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 
 import keras
-import numpy as np
 import orbit
 import tensorflow as tf
 
 from ctl import reduce
-from ctl.errors import UserError
-from ctl.experiment import Experiment, Objective
-from ctl.losses import WeightedSum
-from ctl.models.layers import Seed, fold
+from ctl.experiment import Average, Experiment, Objective
 from ctl.nonfinite import NonFinite, snapshot
-
-Batch = dict[str, tf.Tensor]
-
-
-def _checked_losses(objective: Objective, batch: Batch, seed: Seed | None):
-    """The objective's losses and metrics, refused where a loss is not a pair: a mean would be a mean of means."""
-    losses, metrics = objective.losses(batch, seed)
-    for name, value in {**losses, **metrics}.items():
-        if not isinstance(value, WeightedSum):
-            raise UserError(
-                f'objective {objective.name}: {name} is {type(value).__name__}, not a ctl.losses.WeightedSum. Return '
-                'the sum over the slice and its weight; the loop divides by the weight of the global batch.'
-            )
-    return losses, metrics
-
-
-def _gradients(objective: Objective, batch: Batch, seed: Seed, weights: Callable[[Mapping], Mapping]):
-    """Gradients of the replica's part of the objective over one slice, and that part, a scalar.
-
-    `weights` maps the slice's losses to the global weight of each.
-    """
-    variables = [variable.value for variable in objective.variables]
-    with tf.GradientTape() as tape:
-        losses, _ = _checked_losses(objective, batch, seed)
-        value = reduce.replica_objective(losses, weights(losses))
-    gradients = tape.gradient(value, variables)
-    missing = [v.path for v, g in zip(objective.variables, gradients, strict=True) if g is None]
-    if missing:
-        raise UserError(
-            f'objective {objective.name}: its losses do not depend on {", ".join(missing)}. '
-            'Leave these out of its variables, or out of the model.'
-        )
-    return [reduce.dense(gradient) for gradient in gradients], value
-
-
-def _replica_gradients(objective: Objective, batch: Batch, seed: Seed, microbatches: int):
-    """`_gradients` over this replica's batch, in `microbatches` slices one after the other."""
-    if microbatches == 1:
-        return _gradients(objective, batch, fold(seed, 0), reduce.global_weights)
-
-    # The gradient of a slice needs the global weights, which need every slice. A weight depends on the batch only, so
-    # of this first call TensorFlow keeps the masks' arithmetic and prunes the model.
-    losses, _ = _checked_losses(objective, batch, seed)
-    weights = reduce.global_weights(losses)
-    slices = {name: tf.reshape(value, [microbatches, -1, *value.shape[1:]]) for name, value in batch.items()}
-
-    def add_slice(i, gradients, value):
-        one = {name: part[i] for name, part in slices.items()}
-        more, part = _gradients(objective, one, fold(seed, i), lambda losses: weights)
-        return i + 1, [a + b for a, b in zip(gradients, more, strict=True)], value + part
-
-    zeros = [tf.zeros(variable.shape) for variable in objective.variables]
-    # One at a time: several in flight would need the memory that microbatches are there to save.
-    _, gradients, value = tf.while_loop(
-        lambda i, *_: i < microbatches,
-        add_slice,
-        (0, zeros, 0.0),
-        parallel_iterations=1,
-        maximum_iterations=microbatches,
-    )
-    return gradients, value
-
-
-def update(
-    objective: Objective,
-    optimizer: keras.optimizers.Optimizer,
-    batch: Batch,
-    seed: Seed,
-    microbatches: int,
-    communication: tf.distribute.experimental.CommunicationOptions | None = None,
-):
-    """One update of an objective's variables, in replica context.
-
-    Order: forward, weights all-reduced, gradients, microbatches summed, gradients all-reduced, norm, clip, apply.
-
-    Args:
-      batch: this replica's features, [B, ...] each.
-      seed: int32 [2], of this replica, step and update.
-
-    Returns:
-      The objective, the global norm of its gradient, float32 scalars, and that gradient before the clip, one tensor a
-      variable; all equal on every replica.
-    """
-    gradients, value = _replica_gradients(objective, batch, seed, microbatches)
-    *gradients, value = reduce.sum_over_replicas([*gradients, value], communication)
-    norm = tf.linalg.global_norm(gradients)
-    optimizer.apply(reduce.clip(gradients, norm, objective.optimizer.clip_norm), objective.variables)
-    return value, norm, gradients
+from ctl.update import Batch, make_updates
 
 
 class Trainer(orbit.StandardTrainer):
@@ -123,6 +32,8 @@ class Trainer(orbit.StandardTrainer):
         *,
         seed: int,
         microbatches: int,
+        update_order: str = 'sequential',
+        fresh_batches: bool = False,
         report_every: int,
         nonfinite: NonFinite,
         on_skipped: Callable[[list[int]], None] = lambda steps: None,
@@ -136,9 +47,10 @@ class Trainer(orbit.StandardTrainer):
         """
         super().__init__(train_dataset=None)
         self.step = orbit.utils.create_global_step()
-        self.strategy, self._models, self._optimizers = strategy, tuple(experiment.models.values()), dict(optimizers)
-        self._objectives = tuple(experiment.objectives)
-        of_objectives = [name for objective in self._objectives for name in self._names(objective)]
+        self.strategy, self._experiment, self._optimizers = strategy, experiment, dict(optimizers)
+        self._objectives, self._rounds = tuple(experiment.objectives), experiment.rounds(update_order)
+        self._batches = sum(map(len, self._rounds)) if fresh_batches else 1
+        of_objectives = [name for o in self._objectives for name in (*self._names(o), *o.watched)]
         names = dict.fromkeys(['steps', 'loss', *of_objectives])
         self._means = {name: tf.Variable(0.0, dtype=tf.float64, trainable=False, name=name) for name in names}
         self._examples_skipped = tf.Variable(0, dtype=tf.int64, trainable=False, name='skipped_examples')
@@ -156,12 +68,12 @@ class Trainer(orbit.StandardTrainer):
     def train_step(self, iterator):
         """One step, in cross-replica context, traced once."""
         put_back = snapshot(self.strategy, self._changing()) if self._nonfinite.skip else None
-        results = self.strategy.run(self._replica_step, args=(self._next_batch(iterator), self.step))
+        batches = [self._next_batch(iterator) for _ in range(self._batches)]
+        results = self.strategy.run(self._replica_step, args=(batches, self.step))
         # Reduced already: every replica has the same.
         results = {name: self.strategy.experimental_local_results(value)[0] for name, value in results.items()}
-        norms = [results[self._names(objective)[1]] for objective in self._objectives]
-        finite = tf.reduce_all(tf.math.is_finite(tf.stack([results['loss'], *norms])))
-        self._nonfinite.guard(finite, self.step, put_back)
+        of_each = [[results[name] for name in self._names(o)[:2]] for o in self._objectives]  # values and norms
+        finite = self._nonfinite.guard(tf.reduce_all(tf.math.is_finite(of_each), 1), self.step, put_back)
         self._examples_skipped.assign_add(results.pop('skipped_examples'))
         for name, value in {**results, 'steps': 1.0}.items():
             value = tf.cast(value, tf.float64)
@@ -187,26 +99,34 @@ class Trainer(orbit.StandardTrainer):
 
     def _changing(self) -> list[tf.Variable]:
         """What a step changes, but for the optimizers' counts of steps, which schedules follow."""
-        weights = [v for model in self._models for v in model.variables]
+        weights = [v for model in self._experiment.models.values() for v in model.variables]
         slots = [v for o in self._optimizers.values() for v in o.variables if v is not o.iterations]
         return [v.value for v in [*weights, *slots]]
 
-    def _replica_step(self, batch: Batch, step: tf.Tensor) -> dict[str, tf.Tensor]:
-        replica = tf.distribute.get_replica_context().replica_id_in_sync_group
-        results, loss = {}, 0.0
-        for number, objective in enumerate(self._objectives):
-            value_name, norm_name, rate_name = self._names(objective)
-            optimizer = self._optimizers[objective.name]
-            for i in range(objective.updates):
-                results[rate_name] = optimizer.learning_rate
-                seed = fold(tf.constant([self._seed, number]), step, i, replica)
-                results[value_name], results[norm_name], _ = update(
-                    objective, optimizer, batch, seed, self._microbatches, self._communication
-                )
-            loss += results[value_name]
+    def _replica_step(self, batches: Sequence[Batch], step: tf.Tensor) -> dict[str, tf.Tensor]:
+        """`batches` are one for each update of the step, or one for all."""
+        results = {
+            self._names(objective)[2]: tf.convert_to_tensor(self._optimizers[objective.name].learning_rate)
+            for objective in self._objectives
+        }
+        for objective, outcome in make_updates(
+            self._experiment,
+            self._optimizers,
+            self._rounds,
+            batches,
+            step,
+            self._seed,
+            self._microbatches,
+            self._communication,
+        ):
+            value_name, norm_name, _ = self._names(objective)
+            results.update({value_name: outcome.value, norm_name: outcome.norm, **outcome.watched})
+        for average in self._experiment.averages:
+            _follow(average, step)
+        loss = tf.add_n([results[self._names(objective)[0]] for objective in self._objectives])
         skipped = tf.zeros([], tf.int64)
         if self._count_skipped:
-            skipped = tf.reduce_sum(tf.cast(batch['example_weight'] == 0, tf.int64))
+            skipped = tf.add_n([tf.reduce_sum(tf.cast(batch['example_weight'] == 0, tf.int64)) for batch in batches])
             (skipped,) = reduce.sum_over_replicas([skipped], self._communication)
         return {**results, 'loss': loss, 'skipped_examples': skipped}
 
@@ -245,51 +165,14 @@ class Trainer(orbit.StandardTrainer):
         return report
 
 
-class Evaluator(orbit.StandardEvaluator):
-    """Evaluates every loss and metric of the objectives over a finite dataset: global sum over global weight."""
+def _follow(average: Average, step: tf.Tensor) -> None:
+    """Moves a model towards the one it follows, after step number `step`. In replica context."""
+    step = tf.cast(step, tf.float32)
+    decay = tf.minimum(average.decay, (1 + step) / (10 + step))
 
-    def __init__(
-        self,
-        strategy: tf.distribute.Strategy,
-        objectives: Sequence[Objective],
-        dataset,
-        check: Callable[[], None] = lambda: None,
-    ):
-        """`check` is called after every step, and may raise to end the evaluation."""
-        super().__init__(dataset)
-        self._strategy, self._objectives, self._check = strategy, tuple(objectives), check
-        self._losses: list[str] = []
-        self._metrics: list[str] = []
+    def moved(follower: keras.Variable, followed: keras.Variable) -> tf.Tensor:
+        old, new = tf.convert_to_tensor(follower.value), tf.convert_to_tensor(followed.value)
+        return old + (1 - decay) * (new - old) if old.dtype.is_floating else new
 
-    def eval_begin(self):
-        return np.zeros([])
-
-    def eval_step(self, iterator) -> tf.Tensor:
-        """Sums and weights of one global batch, float32 [losses + metrics, 2]."""
-
-        def replica_step(batch: Batch) -> tf.Tensor:
-            losses, metrics = {}, {}
-            for objective in self._objectives:
-                more_losses, more_metrics = _checked_losses(objective, batch, None)
-                twice = (losses.keys() | metrics.keys()) & (more_losses.keys() | more_metrics.keys())
-                if twice:
-                    raise UserError(f'objective {objective.name}: another objective has {", ".join(twice)}; rename it.')
-                losses.update(more_losses)
-                metrics.update(more_metrics)
-            self._losses, self._metrics = list(losses), list(metrics)
-            return tf.stack([tf.stack(pair) for pair in [*losses.values(), *metrics.values()]])
-
-        pairs = self._strategy.run(replica_step, args=(next(iterator),))
-        return self._strategy.reduce(tf.distribute.ReduceOp.SUM, pairs, axis=None)
-
-    def eval_reduce(self, state: np.ndarray, step_outputs: tf.Tensor) -> np.ndarray:
-        self._check()
-        return state + step_outputs.numpy().astype(np.float64)
-
-    def eval_end(self, totals: np.ndarray) -> dict[str, float]:
-        """`loss`, the objective over all records, and every loss and metric by name; 0 where nothing counted."""
-        means = {
-            name: float(total / weight) if weight else 0.0
-            for name, (total, weight) in zip([*self._losses, *self._metrics], totals, strict=True)
-        }
-        return {'loss': sum(means[name] for name in self._losses), **means}
+    pairs = zip(average.model.variables, average.of.variables, strict=True)
+    reduce.assign_on_replicas(average.model.variables, [moved(*pair) for pair in pairs])

@@ -7,7 +7,7 @@ import zlib
 import numpy as np
 import tensorflow as tf
 
-from tools.make_bert_records import make_example
+from tools.record_files import make_example
 
 VOCAB, LENGTH, PREDICTIONS = 60, 16, 5
 

@@ -66,7 +66,7 @@ def test_a_boolean_can_be_switched_off(word):
         ('--config.batch_size=1', 'there is no key batch_size; did you mean train.global_batch_size'),
         ('--config.learning_rate=1', 'did you mean optimizer.learning_rate'),
         ('--config.train.steps.more=1', 'train.steps is a value, not a section'),
-        ('--config.train=1', 'is a section; set one of train.global_batch_size'),
+        ('--config.train=1', 'is a section; set one of train.fresh_batches'),
         ('--config.train.steps', 'a value is missing'),
         ('--config.train.steps=0', 'train.steps=0: must be at least 1'),
         ('--config.model.dropout=1', 'model.dropout=1.0: must be below 1'),

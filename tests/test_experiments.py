@@ -7,12 +7,15 @@ import tensorflow as tf
 from ctl import config as config_lib
 from ctl.experiment import Feature, list_experiments, load_experiment
 from tests.runs import Workdir, door, overrides
-from tools.make_bert_records import make_example
+from tools.record_files import make_example
 
 SMALL = {'layers': 1, 'width': 16, 'heads': 2, 'vocab_size': 50}
+SMALL |= {'generator_width': 4, 'discriminator_width': 4, 'size': 16}
 
 
-def make_up(feature: Feature, rng: np.random.Generator) -> np.ndarray:
+def make_up(feature: Feature, rng: np.random.Generator) -> np.ndarray | bytes:
+    if feature.dtype == 'image':
+        return tf.io.encode_png(rng.integers(0, 256, feature.shape, np.uint8)).numpy()
     if feature.dtype == 'float32':
         return rng.random(feature.shape, np.float32).reshape(-1)
     return rng.integers(0, feature.below or 5, feature.shape).reshape(-1)

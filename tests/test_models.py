@@ -5,7 +5,8 @@ import pytest
 import tensorflow as tf
 
 from ctl.models.bert import BertPretrainer
-from ctl.models.layers import Dropout, fold
+from ctl.models.layers import Dropout
+from ctl.seeds import fold
 
 SEED = tf.constant([3, 0])
 

@@ -102,8 +102,8 @@ def test_a_compressed_file_is_inflated_once_an_epoch_and_not_once_a_window(mixed
     dataset = pipeline.make_train_dataset_fn(mixed_source, make_layout(mixed_source), 0)(context)
     epochs = 5
     list(dataset.take(epochs * sum(COUNTS) // GLOBAL_BATCH))
-    # 3 compressed files, and what is read ahead, a unit of parsing at a time, in which these small files fit twice.
-    assert len(rewinds) <= 3 * (epochs + 4)
+    # 3 compressed files, and what is read ahead, units of parsing, in each of which these small files fit twice.
+    assert len(rewinds) <= 3 * (epochs + 8)  # once a window would be more than 80
 
 
 @pytest.mark.parametrize('replicas, per_replica', [(1, False), (2, False), (2, True), (3, True), (4, False)])

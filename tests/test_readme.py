@@ -9,7 +9,7 @@ import tensorflow as tf
 from ctl import config as config_lib
 from experiments import bert_mlm
 from tests.runs import Workdir, door, overrides
-from tools.make_bert_records import make_example
+from tools.record_files import make_example
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 README = (ROOT / 'README.md').read_text()

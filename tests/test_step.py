@@ -193,7 +193,7 @@ def test_microbatches_do_not_run_the_model_a_second_time_for_the_weights():
     import keras
     import tensorflow as tf
 
-    from ctl import losses, step
+    from ctl import losses, update
     from ctl.config import base_config
     from ctl.experiment import Objective
 
@@ -208,5 +208,5 @@ def test_microbatches_do_not_run_the_model_a_second_time_for_the_weights():
 
     objective = Objective('only', model.trainable_variables, losses_of, base_config().optimizer)
     batch = {'x': tf.ones([8, 4]), 'example_weight': tf.ones([8])}
-    tf.function(lambda: step._replica_gradients(objective, batch, tf.constant([0, 0]), 4))()
+    tf.function(lambda: update._run_replica(update.Turn(objective, None, batch, tf.constant([0, 0])), [], 4))()
     assert calls.numpy() == 4

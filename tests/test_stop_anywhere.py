@@ -67,11 +67,11 @@ def test_a_signal_saves_and_ends_with_exit_75_and_the_same_command_goes_on(flags
 @pytest.mark.xdist_group('stop')
 def test_a_signal_in_an_evaluation_saves_and_the_evaluation_comes_when_the_run_goes_on(flags, unbroken, tmp_path):
     """The evaluation of step 20 is slowed down, so that the signal meets it."""
-    from ctl import step as step_lib
+    from ctl import evaluator
     from ctl.runtime import signals
 
     words, stops = [*flags, f'--workdir={tmp_path}'], []
-    init, reduce = signals.Stop.__init__, step_lib.Evaluator.eval_reduce
+    init, reduce = signals.Stop.__init__, evaluator.Evaluator.eval_reduce
 
     def remember(self):
         init(self)
@@ -83,7 +83,7 @@ def test_a_signal_in_an_evaluation_saves_and_the_evaluation_comes_when_the_run_g
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(signals.Stop, '__init__', remember)
-        patch.setattr(step_lib.Evaluator, 'eval_reduce', ask_to_stop)
+        patch.setattr(evaluator.Evaluator, 'eval_reduce', ask_to_stop)
         assert door(*words) == 75
     assert saved_step(tmp_path) == 20
     assert Workdir(tmp_path).lines('eval') == []

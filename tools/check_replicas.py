@@ -47,6 +47,8 @@ def check(request: flags.Request) -> None:
     for key in config_lib.flatten(config):
         if key.rpartition('.')[2].endswith('dropout'):
             config_lib.set_value(config, key, 0.0)
+        if key.rpartition('.')[2] == 'noise' and 'record' in getattr(config_lib.setting(key), 'choices', ()):
+            config_lib.set_value(config, key, 'record')
     config.devices.replicas, config.devices.strategy = most, 'auto'
     devices.make_strategy(config.devices)  # the virtual devices, before anything else
     source, layout = _read_data(request, most)
@@ -104,9 +106,9 @@ def _make(request: flags.Request):
     config = request.config
     keras.utils.set_random_seed(config.train.seed)
     experiment = request.module.make_experiment(config)
-    optimizers = [
-        make_optimizer(o.optimizer, config.train.steps, o.variables, o.updates) for o in experiment.objectives
-    ]
+    optimizers = {
+        o.name: make_optimizer(o.optimizer, config.train.steps, o.variables, o.updates) for o in experiment.objectives
+    }
     return experiment, optimizers
 
 
@@ -118,9 +120,8 @@ def _train(
     import tensorflow as tf
 
     from ctl.data import pipeline
-    from ctl.models.layers import fold
     from ctl.runtime import devices
-    from ctl.step import update
+    from ctl.update import make_updates
 
     config = request.config.copy_and_resolve_references()
     config.devices.replicas = replicas
@@ -131,25 +132,29 @@ def _train(
         experiment, optimizers = _make(request)
     dataset = pipeline.distribute(strategy, pipeline.make_train_dataset_fn(source, layout, 0), per_replica=False)
 
-    def replica_step(batch, step):
-        replica = tf.distribute.get_replica_context().replica_id_in_sync_group
-        values, gradients = [], {}
-        for number, (objective, optimizer) in enumerate(zip(experiment.objectives, optimizers, strict=True)):
-            seed = fold(tf.constant([config.train.seed, number]), step, 0, replica)
-            value, _, each = update(objective, optimizer, batch, seed, microbatches)
-            values.append(value)
-            gradients.update({v.path: g for v, g in zip(objective.variables, each, strict=True)})
-        return tf.add_n(values), gradients
+    names = experiment.update_names(config.train)
+    rounds = experiment.rounds(config.train.update_order)
+
+    def replica_step(batches, step):
+        outcomes = make_updates(
+            experiment, optimizers, rounds, batches, step, config.train.seed, microbatches=microbatches
+        )
+        gradients = {
+            v.path: gradient
+            for objective, outcome in outcomes
+            for v, gradient in zip(objective.variables, outcome.gradients, strict=True)
+        }
+        return tf.add_n([outcome.value for _, outcome in outcomes]), gradients
 
     @tf.function
-    def step_of(batch, step):
-        loss, gradients = strategy.run(replica_step, args=(batch, step))
+    def step_of(batches, step):
+        loss, gradients = strategy.run(replica_step, args=(batches, step))
         local = strategy.experimental_local_results
         return local(loss)[0], {name: local(gradient)[0] for name, gradient in gradients.items()}
 
-    losses, first_gradients = {}, {}
-    for step, batch in zip(range(request.own['steps']), dataset, strict=False):
-        loss, gradients = step_of(batch, tf.constant(step, tf.int64))
+    losses, first_gradients, read = {}, {}, iter(dataset)
+    for step in range(request.own['steps']):
+        loss, gradients = step_of([next(read) for _ in names], tf.constant(step, tf.int64))
         losses[f'step {step}'] = loss.numpy()
         first_gradients = first_gradients or {name: gradient.numpy() for name, gradient in gradients.items()}
     weights = {v.path: v.numpy() for model in experiment.models.values() for v in model.variables}
@@ -191,12 +196,14 @@ def _causes(request: flags.Request, source, layout) -> list[str]:
     import keras
     import tensorflow as tf
 
+    from ctl import seeds
     from ctl.data import pipeline
-    from ctl.losses import WeightedSum
+    from ctl.update import run_losses
 
     keras.utils.clear_session()
     experiment, _ = _make(request)
     batch = next(iter(pipeline.make_train_dataset_fn(source, layout, 0)(tf.distribute.InputContext())))
+    batch['example_seed'] = seeds.of_records(tf.zeros([2], tf.int32), batch['record'])
     half = layout.global_batch_size // 2
     halves = [{k: v[:half] for k, v in batch.items()}, {k: v[half:] for k, v in batch.items()}]
     seed, causes = tf.constant([0, 0]), []
@@ -205,10 +212,8 @@ def _causes(request: flags.Request, source, layout) -> list[str]:
         """Per loss: sum, weight, and the gradient of the sum, end to end."""
         variables, found = [v.value for v in objective.variables], {}
         with tf.GradientTape(persistent=True) as tape:
-            losses, _ = objective.losses(batch, seed)
+            losses, _, _ = run_losses(objective, batch, seed)
         for name, pair in losses.items():
-            if not isinstance(pair, WeightedSum):
-                raise UserError(f'objective {objective.name}: {name} is not a ctl.losses.WeightedSum.')
             gradients = tape.gradient(pair.sum, variables, unconnected_gradients=tf.UnconnectedGradients.ZERO)
             flat = np.concatenate([tf.convert_to_tensor(g).numpy().ravel() for g in gradients])
             found[name] = float(pair.sum), float(pair.weight), flat

@@ -6,6 +6,7 @@ Takes the flags of ctl.train; where the workdir holds a run, it is that run's in
 for those steps and compares what comes out with what was said: any difference ends with exit code 3.
 """
 
+import itertools
 import json
 import sys
 from collections.abc import Iterator
@@ -22,7 +23,9 @@ Fed = list[list[int]]  # record numbers of each replica in one step
 
 def _define(values: absl_flags.FlagValues) -> None:
     absl_flags.DEFINE_string('steps', '0:1', 'the steps A:B to explain, B not among them', flag_values=values)
-    absl_flags.DEFINE_bool('json', False, 'one JSON object a line, for each step and replica', flag_values=values)
+    absl_flags.DEFINE_bool(
+        'json', False, 'one JSON object a line, for each step, update that reads, and replica', flag_values=values
+    )
     absl_flags.DEFINE_bool('verify', False, 'read those steps with the real pipeline and compare', flag_values=values)
     absl_flags.DEFINE_integer(
         'workers', 1, 'simulate so many machines of devices.replicas each', lower_bound=1, flag_values=values
@@ -49,20 +52,32 @@ def explain(request: flags.Request) -> None:
     default_data = choose_data(request.name, request.module, config, flags.say_aside)
     config_lib.resume(config, workdir.read_config(request.workdir))
     data = find_data(config, replicas, default_data, flags.say_aside, workers=workers)
+    with strategy.scope():
+        experiment = request.module.make_experiment(config)
+    data = data.for_batches(experiment.update_names(config.train))
 
     for step in steps:
         if request.own['json']:
-            for replica, records in enumerate(data.layout.replica_records(step, replicas, data.pipelines)):
-                named = [list(record) for record in plan.named_records(data.train, records)]
-                pipeline = replica * data.pipelines // replicas
-                print(json.dumps({'step': step, 'replica': replica, 'pipeline': pipeline, 'records': named}))
+            _print_json(data, step, replicas)
         else:
             print(plan.feed_text(data, step, replicas))
     if not request.own['json']:
         print(_coverage(data))
     if request.own['verify']:
-        _verify(request, data, strategy, replicas, steps, workers)
+        _verify(experiment, data, strategy, replicas, steps, workers)
         flags.say_aside(f'verified: the pipeline read exactly this in steps {steps.start} to {steps.stop - 1}.')
+
+
+def _print_json(data, step: int, replicas: int) -> None:
+    """A line for each replica, of each global batch of a step."""
+    from ctl.runtime import plan
+
+    for batch, name in enumerate(data.batch_names):
+        update = {'update': batch, 'objective': name} if name else {}
+        for replica, records in enumerate(data.layout.replica_records(step, replicas, data.pipelines, batch)):
+            named = [list(record) for record in plan.named_records(data.train, records)]
+            pipeline = replica * data.pipelines // replicas
+            print(json.dumps({'step': step, **update, 'replica': replica, 'pipeline': pipeline, 'records': named}))
 
 
 def _steps(text: str) -> range:
@@ -92,7 +107,7 @@ def _coverage(data) -> str:
     return '\n'.join(lines)
 
 
-def _verify(request: flags.Request, data, strategy, replicas: int, steps: range, workers: int) -> None:
+def _verify(experiment, data, strategy, replicas: int, steps: range, workers: int) -> None:
     """Compares the arithmetic with the record numbers that the real pipeline carries beside the features.
 
     Raises:
@@ -100,18 +115,16 @@ def _verify(request: flags.Request, data, strategy, replicas: int, steps: range,
     """
     from ctl.data import pipeline, records
 
-    with strategy.scope():
-        experiment = request.module.make_experiment(request.config)
     source = records.make_source(data.train, experiment, data.bad)
     dataset_fn = pipeline.make_train_dataset_fn(source, data.layout, steps.start)
     if workers == 1:
         fed = _read_distributed(strategy, pipeline.distribute(strategy, dataset_fn, data.pipelines > 1))
     else:
         fed = _read_simulated(dataset_fn, data.pipelines, replicas)
-    for step in steps:
+    for step, batch in itertools.product(steps, range(len(data.batch_names))):
         with records.explained(source):
             read_now = next(fed)
-        said = [each.tolist() for each in data.layout.replica_records(step, replicas, data.pipelines)]
+        said = [each.tolist() for each in data.layout.replica_records(step, replicas, data.pipelines, batch)]
         for replica, (read, expected) in enumerate(zip(read_now, said, strict=True)):
             if read != expected:
                 first = next(i for i in range(len(expected)) if read[i] != expected[i])

@@ -21,15 +21,13 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
-import tensorflow as tf
 import tokenizers
 from absl import app, flags
 
 from ctl import cache
-from ctl.data import tables
-from ctl.data.scan import scan
 from ctl.errors import UserError, exit_code_of
 from ctl.experiment import DefaultData
+from tools import record_files
 
 Documents = list[list[str]]  # documents of sentences
 TokenDocuments = list[list[list[int]]]
@@ -152,9 +150,9 @@ def write_records(documents: Documents, folder: pathlib.Path, vocab_size: int, m
     shape = (vocab_size, max_length, max_predictions)
     train = [x for i in range(PASSES) for x in make_instances(train_tokens, np.random.default_rng(i), *shape)]
     evaluation = list(make_instances(eval_tokens, np.random.default_rng(PASSES), *shape))
-    _write_files(folder, 'train', TRAIN_FILES, train)
-    _write_files(folder, 'eval', EVAL_FILES, evaluation)
-    write_index(folder)
+    record_files.write(folder, 'train', TRAIN_FILES, train)
+    record_files.write(folder, 'eval', EVAL_FILES, evaluation)
+    record_files.write_index(folder)
     about = {
         'sentences': sum(map(len, documents)),
         'tokens': sum(len(sentence) for document in train_tokens for sentence in document),
@@ -259,32 +257,6 @@ def _mask(first, second, label, rng, vocab_size, max_length, max_predictions) ->
         'masked_lm_weights': np.pad(np.ones(n, np.float32), (0, after)),
         'next_sentence_labels': np.array([label]),
     }
-
-
-def _write_files(folder: pathlib.Path, split: str, files: int, instances: Sequence[dict]) -> None:
-    """Deals the instances out, so that the files' counts differ by at most one."""
-    for i in range(files):
-        path = folder / f'{split}-{i:05d}-of-{files:05d}.tfrecord'
-        with tf.io.TFRecordWriter(str(path)) as writer:
-            for instance in instances[i::files]:
-                writer.write(make_example(instance).SerializeToString())
-
-
-def write_index(folder: pathlib.Path) -> None:
-    """Leaves beside the records of a folder where each of them is."""
-    paths = sorted(map(str, folder.glob('*.tfrecord')))
-    tables.write_beside(str(folder), {path: scan(path, lambda size: None) for path in paths})
-
-
-def make_example(instance: dict[str, np.ndarray]) -> tf.train.Example:
-    """A tf.train.Example of arrays: floats as floats, the rest as integers."""
-
-    def feature(value: np.ndarray) -> tf.train.Feature:
-        if value.dtype.kind == 'f':
-            return tf.train.Feature(float_list=tf.train.FloatList(value=value))
-        return tf.train.Feature(int64_list=tf.train.Int64List(value=value))
-
-    return tf.train.Example(features=tf.train.Features(feature={k: feature(v) for k, v in instance.items()}))
 
 
 def main(argv: list[str]) -> None:

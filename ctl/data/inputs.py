@@ -2,7 +2,7 @@
 
 import dataclasses
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import ml_collections
 import rich.console
@@ -28,6 +28,7 @@ class Data:
       pipelines: input pipelines.
       default: where the experiment made the data itself.
       bad: what happens to bad records of either, and those that are known.
+      batch_names: the objective that reads each global batch of a step; '' where all share one.
     """
 
     train: Index
@@ -38,6 +39,12 @@ class Data:
     pipelines: int
     default: DefaultData | None
     bad: BadRecords
+    batch_names: tuple[str, ...] = ('',)
+
+    def for_batches(self, names: Sequence[str]) -> 'Data':
+        """The same, where every step reads a global batch for each name."""
+        layout = dataclasses.replace(self.layout, batches_per_step=len(names))
+        return dataclasses.replace(self, layout=layout, batch_names=tuple(names))
 
 
 def choose_data(

@@ -12,7 +12,7 @@ import tensorflow as tf
 from ctl.data import shards
 from ctl.data.index import Index
 from ctl.data.reading import read_endlessly, read_once
-from ctl.data.records import Source, check_record, make_blank
+from ctl.data.records import Source, check_record, decode_image, make_blank
 from ctl.errors import UserError
 from ctl.experiment import unchanged
 
@@ -23,7 +23,7 @@ Batch = dict[str, tf.Tensor]
 
 
 def make_train_dataset_fn(source: Source, layout: shards.Layout, first_step: int) -> Callable:
-    """The training input, endless, from global batch `first_step` on.
+    """The training input, endless, from the first global batch of `first_step` on.
 
     Returns:
       dataset_fn(input_context) -> dataset of per-replica batches: every feature [B, ...], `example_weight` float32 [B]
@@ -35,7 +35,7 @@ def make_train_dataset_fn(source: Source, layout: shards.Layout, first_step: int
     def dataset_fn(input_context: tf.distribute.InputContext) -> tf.data.Dataset:
         batch_size = input_context.get_per_replica_batch_size(layout.global_batch_size)
         mine = layout.pipeline_shards(input_context.input_pipeline_id, input_context.num_input_pipelines)
-        position = first_step * layout.share
+        position = layout.position(first_step)
         # Several steps at a time, so that handing on and parsing small shares costs no more than large ones.
         steps = -(-_parse_records(source.index) // (layout.share * len(mine)))
         shares = read_endlessly(source.index, mine, position, steps * layout.share)
@@ -152,8 +152,11 @@ def _repair(source: Source, serialized: tf.Tensor, numbers: tf.Tensor) -> tuple[
 
 def parsing_spec(source: Source) -> dict[str, tf.io.FixedLenFeature]:
     """What tf.io.parse_example is told, by the names in the records. Records hold integers as int64."""
+    stored = {'int32': 'int64', 'image': 'string'}
     return {
-        source.names[name]: tf.io.FixedLenFeature(feature.shape, {'int32': 'int64'}.get(feature.dtype, feature.dtype))
+        source.names[name]: tf.io.FixedLenFeature(
+            () if feature.dtype == 'image' else feature.shape, stored.get(feature.dtype, feature.dtype)
+        )
         for name, feature in source.features.items()
     }
 
@@ -168,9 +171,15 @@ def _parse_batch(source: Source, serialized: tf.Tensor, numbers: tf.Tensor, weig
         value = parsed[source.names[name]]
         if feature.below is not None:
             value = _check_ids(value, feature.below, names)
-        batch[name] = tf.cast(value, feature.dtype)
+        batch[name] = _decode(value, feature.shape) if feature.dtype == 'image' else tf.cast(value, feature.dtype)
     weights = tf.ones_like(numbers, tf.float32) if weights is None else weights
     return {**batch, 'record': numbers, 'example_weight': weights}
+
+
+def _decode(encoded: tf.Tensor, shape: tuple[int, ...]) -> tf.Tensor:
+    """string [n] -> uint8 [n, *shape]; several at a time."""
+    image = tf.TensorSpec(shape, tf.uint8)
+    return tf.map_fn(lambda one: decode_image(one, shape), encoded, fn_output_signature=image)
 
 
 def _check_ids(ids: tf.Tensor, below: int, names: tf.Tensor) -> tf.Tensor:

@@ -16,7 +16,13 @@ from ctl.experiment import Experiment, Feature
 MOST_FILES, RECORDS_PER_FILE = 64, 32
 
 _KINDS = {'int64_list': 'integers', 'float_list': 'floats', 'bytes_list': 'bytes'}
-_KIND_OF_DTYPE = {'int32': 'int64_list', 'int64': 'int64_list', 'float32': 'float_list', 'string': 'bytes_list'}
+_KIND_OF_DTYPE = {
+    'int32': 'int64_list',
+    'int64': 'int64_list',
+    'float32': 'float_list',
+    'string': 'bytes_list',
+    'image': 'bytes_list',
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,16 +111,34 @@ def check_record(
         if kind != wanted:
             raise UserError(f'{where} holds {_KINDS.get(kind, "nothing")}, expected {_KINDS[wanted]}.')
         values = getattr(value, kind).value
-        expected = int(np.prod(feature.shape))
+        expected = 1 if feature.dtype == 'image' else int(np.prod(feature.shape))
         if len(values) != expected:
             remedy = f': set --config.{feature.shape_setting}={len(values)}' if feature.shape_setting else ''
             raise UserError(f'{where} has {len(values)} values, expected {expected}{remedy}.')
+        if feature.dtype == 'image':
+            _check_image(where, feature, values[0])
         if feature.below is not None:
             wrong = [v for v in values if not 0 <= v < feature.below]
             if wrong:
                 limit = f'{feature.below_setting or "its limit"}={feature.below}'
                 remedy = feature.below_remedy or 'check how the records were made'
                 raise UserError(f'{where} has id {wrong[0]}, which is not in [0, {limit}): {remedy}.')
+
+
+def decode_image(encoded: tf.Tensor, shape: tuple[int, ...]) -> tf.Tensor:
+    """A PNG or JPEG, string scalar -> uint8 `shape`; fails when it is neither, or of another size."""
+    return tf.ensure_shape(tf.io.decode_image(encoded, channels=shape[-1], expand_animations=False), shape)
+
+
+def _check_image(where: str, feature: Feature, encoded: bytes) -> None:
+    try:
+        image = tf.io.decode_image(encoded, channels=feature.shape[-1], expand_animations=False)
+    except tf.errors.InvalidArgumentError:
+        raise UserError(f'{where} holds {len(encoded)} bytes that are no PNG or JPEG.') from None
+    if tuple(image.shape) != feature.shape:
+        found, wanted = ('x'.join(map(str, shape[:2])) for shape in (image.shape, feature.shape))
+        remedy = f': set --config.{feature.shape_setting}={image.shape[0]}' if feature.shape_setting else ''
+        raise UserError(f'{where} is an image of {found} pixels, expected {wanted}{remedy}.')
 
 
 def _parse(index: Index, record: int, payload: bytes | None = None) -> tf.train.Example:
@@ -136,9 +160,13 @@ def make_blank(source: Source) -> bytes:
     """A serialized example of zeros, to stand where a wrong record was."""
     example = tf.train.Example()
     for name, feature in source.features.items():
-        n, value = int(np.prod(feature.shape)), example.features.feature[source.names[name]]
+        value = example.features.feature[source.names[name]]
+        if feature.dtype == 'image':
+            value.bytes_list.value.append(tf.io.encode_png(tf.zeros(feature.shape, tf.uint8)).numpy())
+            continue
         kind = _KIND_OF_DTYPE[feature.dtype]
-        getattr(value, kind).value.extend([b'' if kind == 'bytes_list' else 0] * n)
+        zeros = [b'' if kind == 'bytes_list' else 0] * int(np.prod(feature.shape))
+        getattr(value, kind).value.extend(zeros)
     return example.SerializeToString()
 
 
@@ -159,21 +187,25 @@ def explained(*sources: Source) -> Iterator[None]:
         for source in sources:
             source.bad.check()
             source.index.check_unchanged(range(len(source.index.files)))
-            _explain_wrong(error.message or '', source)
+            _explain_wrong(error, source)
         if isinstance(error, tf.errors.DataLossError):
             for source in sources:
                 _explain_damage(source.index)
         raise
 
 
-def _explain_wrong(message: str, source: Source) -> None:
+def _explain_wrong(error: tf.errors.OpError, source: Source) -> None:
+    named = list(map(int, re.findall(r'Name: (\d+)\b', error.message or '')))
+    images = any(feature.dtype == 'image' for feature in source.features.values())
+    if not named and images and isinstance(error, tf.errors.InvalidArgumentError):
+        named = range(source.index.records)  # what decodes images names none, so all are looked at
     problem = ''
-    for number in map(int, re.findall(r'Name: (\d+)\b', message)):
-        if number < source.index.records:
+    for number in named:
+        if not problem and number < source.index.records:
             try:
                 check_record(source.index, number, source.features, source.names)
             except UserError as wrong:
-                problem = problem or str(wrong)
+                problem = str(wrong)
     if problem:  # raised outside of `except`, where it would be taken for a wrapper of the other
         raise UserError(f'{problem} To go on without such records: --config.data.on_bad_record=skip.')
 

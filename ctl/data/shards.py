@@ -148,6 +148,7 @@ class Layout:
       window_records: records shuffled together, at most, in whole blocks and at least one.
       breaks: records, in order, that no block may reach across from the one before, int64 [n].
       sequential: which files must be read from their beginning on, bool [files]; None for none.
+      batches_per_step: global batches that one step reads, one after the other.
     """
 
     counts: np.ndarray
@@ -159,11 +160,16 @@ class Layout:
     window_records: int
     breaks: np.ndarray = dataclasses.field(default_factory=lambda: np.zeros(0, np.int64))
     sequential: np.ndarray | None = None
+    batches_per_step: int = 1
 
     @property
     def share(self) -> int:
         """Records that each shard puts into each global batch."""
         return self.global_batch_size // self.logical_shards
+
+    def position(self, step: int, batch: int = 0) -> int:
+        """How many records of each shard come before global batch `batch` of step `step`."""
+        return (step * self.batches_per_step + batch) * self.share
 
     @functools.cached_property
     def shards(self) -> tuple[Shard, ...]:
@@ -195,13 +201,16 @@ class Layout:
         """The shards that input pipeline `pipeline` of `pipelines` carries."""
         return self.shards[pipeline::pipelines]
 
-    def replica_records(self, step: int, replicas: int, pipelines: int) -> list[np.ndarray]:
-        """The record numbers that each replica is fed in `step`: `replicas` arrays, int64 [global_batch / replicas]."""
+    def replica_records(self, step: int, replicas: int, pipelines: int, batch: int = 0) -> list[np.ndarray]:
+        """The record numbers that each replica is fed in global batch `batch` of `step`.
+
+        `replicas` arrays, int64 [global_batch / replicas].
+        """
         fed = []
         for pipeline in range(pipelines):
             shards = self.pipeline_shards(pipeline, pipelines)
-            batch = np.concatenate([shard.take(step * self.share, self.share) for shard in shards])
-            fed.extend(np.split(batch, replicas // pipelines))
+            records = np.concatenate([shard.take(self.position(step, batch), self.share) for shard in shards])
+            fed.extend(np.split(records, replicas // pipelines))
         return fed
 
 

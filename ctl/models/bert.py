@@ -6,7 +6,8 @@ Shapes are in the names: B examples, L positions, D width, N heads, H width of a
 import keras
 import tensorflow as tf
 
-from ctl.models.layers import Dropout, Seed, fold
+from ctl.models.layers import Dropout
+from ctl.seeds import Seed, fold
 
 # Added to the logits of padding: small enough for softmax to give 0, and finite, so that a row of padding is no NaN.
 MASKED = -1e9

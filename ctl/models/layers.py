@@ -3,16 +3,7 @@
 import keras
 import tensorflow as tf
 
-Seed = tf.Tensor  # int32 [2]
-
-
-def fold(seed: Seed | None, *numbers) -> Seed | None:
-    """A new seed from a seed and whole numbers (step, replica, layer ...); None, for nothing random, stays None."""
-    if seed is None:
-        return None
-    for number in numbers:
-        seed = tf.random.experimental.stateless_fold_in(seed, number)
-    return seed
+from ctl.seeds import Seed
 
 
 class Dropout(keras.Layer):

@@ -6,6 +6,7 @@ report and the evaluation of step k are written.
 
 import dataclasses
 import math
+from collections.abc import Callable, Mapping, Sequence
 
 import ml_collections
 import numpy as np
@@ -15,9 +16,11 @@ import tensorflow as tf
 from ctl.config import nearest
 from ctl.data.bad_records import BadRecords
 from ctl.errors import GuardError, Interrupted, UserError
+from ctl.experiment import Objective
 from ctl.runtime.checkpoints import Checkpoints
 from ctl.runtime.clock import Clock
 from ctl.runtime.cluster import ALONE, Cluster, gather
+from ctl.runtime.pictures import Pictures
 from ctl.runtime.reporting import Progress
 from ctl.runtime.signals import Stop
 from ctl.runtime.workdir import MetricsFile
@@ -71,7 +74,7 @@ class Report:
     """Writes the means since the last report to metrics.jsonl and shows them, when the trainer has any."""
 
     def __init__(self, metrics: MetricsFile, progress: Progress, step: tf.Variable, examples: int, bad: BadRecords):
-        """`examples` in a global batch."""
+        """`examples` in a step."""
         self._metrics, self._progress, self._step, self._examples = metrics, progress, step, examples
         self._bad = bad
 
@@ -84,6 +87,46 @@ class Report:
                 output['damaged_records'] = self._bad.damaged
             self._metrics.append(step=step, kind='train', **output)
         self._progress.train(step, output)
+
+
+class Watch:
+    """Says what it means when a watched metric stays at 0 or 1, once each time it begins to."""
+
+    # A mean over the steps since the last report counts as 0 or 1 within this.
+    MARGIN = 0.01
+
+    def __init__(
+        self,
+        objectives: Sequence[Objective],
+        metrics: MetricsFile,
+        step: tf.Variable,
+        steps: int,
+        say: Callable[[str], None],
+    ):
+        """`steps` that it may stay there; 0 is for ever. Where the run goes on, its earlier reports count."""
+        self._meanings = {name: meanings for objective in objectives for name, meanings in objective.watched.items()}
+        self._step, self._steps, self._say = step, steps, say
+        self._pinned_since: dict[str, int | None] = dict.fromkeys(self._meanings)
+        self._before = 0
+        for line in metrics.read('train'):
+            self._look(line['step'], line, silent=True)
+
+    def __call__(self, output: dict) -> None:
+        if output:
+            self._look(int(self._step.numpy()), output)
+
+    def _look(self, step: int, report: Mapping, silent: bool = False) -> None:
+        for name, meanings in self._meanings.items():
+            value, since = report.get(name), self._pinned_since[name]
+            if value is None or self.MARGIN < value < 1 - self.MARGIN:
+                self._pinned_since[name] = None
+                continue
+            since = self._before if since is None else since
+            self._pinned_since[name] = since
+            said = self._before - since >= self._steps
+            if self._steps and step - since >= self._steps and not said and not silent:
+                self._say(f'WARNING: {name} has been {round(value)} since step {since}: {meanings[round(value)]}')
+        self._before = step
 
 
 class Together:
@@ -156,20 +199,25 @@ class Evaluate:
         batches: int,
         best: Best,
         clock: Clock,
+        pictures: Pictures,
     ):
         """`batches` is the steps of one evaluation. `controller` is set once there is one."""
         self._calendar, self._metrics, self._progress, self._step = calendar, metrics, progress, step
-        self._batches, self._best, self._clock = batches, best, clock
+        self._batches, self._best, self._clock, self._pictures = batches, best, clock, pictures
         self.controller: orbit.Controller | None = None
         self.newest: dict | None = None
 
     def __call__(self, output: dict) -> None:
+        if self._calendar.due(self._calendar.evaluate, int(self._step.numpy())):
+            self.now()
+
+    def now(self) -> None:
+        """Evaluates at the step that training has come to."""
         step = int(self._step.numpy())
-        if not self._calendar.due(self._calendar.evaluate, step):
-            return
         try:
             with self._clock.during('eval'):
                 values = self.controller.evaluate(steps=self._batches)
+                self._pictures.draw(step)
         except Interrupted:
             return  # Save hears of it next, and the evaluation comes when the run goes on
         values.pop('steps_per_second', None)

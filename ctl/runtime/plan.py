@@ -71,7 +71,9 @@ def data_rows(config: ml_collections.ConfigDict, data: Data) -> dict[str, str]:
             f'{compressed} of {len(index.files)} train files: read from their beginning on, so records mix only within '
             'a window, and resuming is slow'
         )
-    rows['shards'] = f'{layout.logical_shards} logical shards, {layout.share} records of each in a step; {data.why}'
+    rows['shards'] = (
+        f'{layout.logical_shards} logical shards, {layout.share} records of each in a global batch; {data.why}'
+    )
     rows['shuffle'] = _shuffle_text(config, data)
     for pipeline in range(min(data.pipelines, MOST_PIPELINES)):
         mine = layout.pipeline_shards(pipeline, data.pipelines)
@@ -80,7 +82,7 @@ def data_rows(config: ml_collections.ConfigDict, data: Data) -> dict[str, str]:
         rows[f'pipeline {pipeline} of {data.pipelines}'] = f'{files} files, {records:,} records'
     if data.pipelines > MOST_PIPELINES:
         rows['more pipelines'] = f'{data.pipelines - MOST_PIPELINES}, with shares as equal'
-    epoch = index.records / layout.global_batch_size
+    epoch = index.records / layout.global_batch_size / layout.batches_per_step
     rows['epoch'] = f'{epoch:,.1f} steps; {config.train.steps:,} steps are {config.train.steps / epoch:.2f} epochs'
     part = '' if data.eval_records == data.evaluation.records else f'the first {data.eval_records:,} of '
     rows['eval files'] = (
@@ -108,10 +110,17 @@ def _short(path: str) -> str:
     return f'~{os.sep}{path.removeprefix(home)}' if path.startswith(home) else path
 
 
-def model_rows(experiment: Experiment, steps: int) -> dict[str, str]:
-    """Parameters, the schedule of each objective, and what decays."""
+def model_rows(experiment: Experiment, train: ml_collections.ConfigDict) -> dict[str, str]:
+    """Parameters, the updates of a step, the schedule of each objective, and what decays; `train` is the section."""
     parameters = [f'{name} {model.count_params():,}' for name, model in experiment.models.items()]
-    rows = {'parameters': ', '.join(parameters)}
+    rows, steps = {'parameters': ', '.join(parameters)}, train.steps
+    rounds = experiment.rounds(train.update_order)
+    if sum(map(len, rounds)) > 1:
+        text = ', then '.join(
+            f'{" with ".join(names)}{f" x {n}" if (n := len(list(same))) > 1 else ""}'
+            for names, same in itertools.groupby([[o.name for o in objectives] for objectives in rounds])
+        )
+        rows['a step'] = f'{text}; {"a global batch for each update" if train.fresh_batches else "all on one batch"}'
     for objective in experiment.objectives:
         section, variables = objective.optimizer, objective.variables
         label = 'optimizer' if len(experiment.objectives) == 1 else objective.name
@@ -158,15 +167,26 @@ def _free_bytes(path: pathlib.Path) -> int:
 
 def feed_text(data: Data, step: int, replicas: int, most: int | None = MOST_NUMBERS) -> str:
     """Which records each replica is fed in `step`, a line a replica: file, and the first `most` numbers within it."""
-    lines = [f'Step {step} feeds (record numbers in the files of {_short(str(common_folder(data.train.files)))}):']
-    for replica, records in enumerate(data.layout.replica_records(step, replicas, data.pipelines)):
-        parts = []
-        for file, group in itertools.groupby(sorted(named_records(data.train, records)), lambda record: record[0]):
-            numbers = [str(number) for _, number in group]
-            more = f' +{len(numbers) - most}' if most and len(numbers) > most else ''
-            parts.append(f'{file}: {" ".join(numbers[:most])}{more}')
-        lines.append(f'  replica {replica} (pipeline {replica * data.pipelines // replicas}): ' + ', '.join(parts))
+    lines = []
+    for batch, name in enumerate(data.batch_names):
+        update = f', update {batch} ({name}),' if name else ''
+        where = _short(str(common_folder(data.train.files)))
+        lines.append(f'Step {step}{update} feeds (record numbers in the files of {where}):')
+        for replica, records in enumerate(data.layout.replica_records(step, replicas, data.pipelines, batch)):
+            lines.append(
+                f'  replica {replica} (pipeline {replica * data.pipelines // replicas}): '
+                + _records_text(data.train, records, most)
+            )
     return '\n'.join(lines)
+
+
+def _records_text(index: Index, records: np.ndarray, most: int | None) -> str:
+    parts = []
+    for file, group in itertools.groupby(sorted(named_records(index, records)), lambda record: record[0]):
+        numbers = [str(number) for _, number in group]
+        more = f' +{len(numbers) - most}' if most and len(numbers) > most else ''
+        parts.append(f'{file}: {" ".join(numbers[:most])}{more}')
+    return ', '.join(parts)
 
 
 def named_records(index: Index, records: np.ndarray) -> list[tuple[str, int]]:

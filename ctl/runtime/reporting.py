@@ -56,7 +56,7 @@ class Progress:
 
     def train(self, step: int, report: dict) -> None:
         """`report` is empty between reports."""
-        text = f'loss {report["loss"]:.4f}  {report["examples_per_second"]:.1f} examples/s' if report else None
+        text = f'{_losses_text(report)}  {report["examples_per_second"]:.1f} examples/s' if report else None
         if self._bar:
             self._bar.update(self._task, completed=step, **({'text': text} if text else {}))
         elif text:
@@ -69,25 +69,37 @@ class Progress:
         )
 
 
+def _losses_text(report: Mapping[str, float]) -> str:
+    """The objective of each player, or where there is one, the loss."""
+    players = {name.removesuffix('_objective'): v for name, v in report.items() if name.endswith('_objective')}
+    return '  '.join(f'{name} {value:.4f}' for name, value in (players or {'loss': report['loss']}).items())
+
+
 def print_summary(
     console: rich.console.Console,
     workdir: pathlib.Path,
     checkpoint: str,
     values: Mapping[str, float],
+    at_start: Mapping[str, float],
     references: Mapping[str, tuple[float, str]],
     bad_records: str | None,
     time: str,
 ) -> None:
-    """How the run came out, against what it has to beat, what was lost, and where everything is and the time went."""
+    """How the run came out, against what it has to beat, what was lost, and where everything is and the time went.
+
+    `values` are of the last evaluation, `at_start` of one at step 0, empty for none.
+    """
     lines = ['', 'Done. The last evaluation:']
     for name, value in values.items():
-        against = f'   ({references[name][1]}: {references[name][0]:.4f})' if name in references else ''
-        lines.append(f'  {name:<24} {value:.4f}{against}')
+        against = [f'at step 0: {at_start[name]:.4f}'] if name in at_start else []
+        against += [f'{references[name][1]}: {references[name][0]:.4f}'] if name in references else []
+        lines.append(f'  {name:<24} {value:.4f}' + (f'   ({"; ".join(against)})' if against else ''))
     lines += [f'  bad records   {bad_records}'] if bad_records else []
     lines += [
         f'  weights       {checkpoint}',
         f'  metrics       {workdir / "metrics.jsonl"}',
         f'  config        {workdir / "config.json"}',
+        *([f'  pictures      {workdir / "pictures"}'] if (workdir / 'pictures').exists() else []),
         f'  TensorBoard   tensorboard --logdir {workdir / "tensorboard"}',
         f'  time          {time}',
     ]

@@ -44,7 +44,12 @@ class MetricsFile:
 
     def has(self, step: int, kind: str) -> bool:
         """Whether there is a line of that step and kind."""
-        return any(_step(line) == step and json.loads(line)['kind'] == kind for line in self._lines())
+        return any(line['step'] == step for line in self.read(kind))
+
+    def read(self, kind: str) -> list[dict]:
+        """The lines of a kind, in order."""
+        lines = [json.loads(line) for line in self._lines() if _step(line) < math.inf]
+        return [line for line in lines if line['kind'] == kind]
 
     def drop_after(self, step: int) -> None:
         """Drops what a killed run wrote after `step`, its last checkpoint: those steps come again."""

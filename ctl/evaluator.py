@@ -1,0 +1,73 @@
+"""Orbit's evaluator of an experiment: global sums over global weights, each record once."""
+
+from collections.abc import Callable
+
+import keras
+import numpy as np
+import orbit
+import tensorflow as tf
+
+from ctl import seeds
+from ctl.errors import UserError
+from ctl.experiment import Experiment
+from ctl.update import Batch, run_losses
+
+
+class Evaluator(orbit.StandardEvaluator):
+    """Evaluates every loss and metric of the objectives, and the tallies, over a finite dataset; changes nothing."""
+
+    def __init__(
+        self,
+        strategy: tf.distribute.Strategy,
+        experiment: Experiment,
+        dataset,
+        check: Callable[[], None] = lambda: None,
+    ):
+        """`check` is called after every step, and may raise to end the evaluation."""
+        super().__init__(dataset)
+        self._strategy, self._experiment, self._check = strategy, experiment, check
+        self._losses: list[str] = []
+        self._metrics: list[str] = []
+
+    def eval_begin(self):
+        return None
+
+    def eval_step(self, iterator):
+        """Of one global batch: sums and weights, float32 [losses + metrics, 2], and each tally's sums by name."""
+        results = self._strategy.run(self._replica_step, args=(next(iterator),))
+        return self._strategy.reduce(tf.distribute.ReduceOp.SUM, results, axis=None)
+
+    def _replica_step(self, batch: Batch):
+        batch = {**batch, 'example_seed': seeds.of_records(tf.zeros([2], tf.int32), batch['record'])}
+        losses, metrics = {}, {}
+        for objective in self._experiment.objectives:
+            more_losses, more_metrics, _ = run_losses(objective, batch, None)
+            twice = (losses.keys() | metrics.keys()) & (more_losses.keys() | more_metrics.keys())
+            if twice:
+                raise UserError(f'objective {objective.name}: another objective has {", ".join(twice)}; rename it.')
+            losses.update(more_losses)
+            metrics.update(more_metrics)
+        self._losses, self._metrics = list(losses), list(metrics)
+        with keras.StatelessScope():
+            tallies = [tally.sums(batch) for tally in self._experiment.tallies]
+        tallies = [{name: tf.cast(value, tf.float64) for name, value in sums.items()} for sums in tallies]
+        return tf.stack([tf.stack(pair) for pair in [*losses.values(), *metrics.values()]]), tallies
+
+    def eval_reduce(self, state, step_outputs):
+        self._check()
+        added = tf.nest.map_structure(lambda tensor: tensor.numpy().astype(np.float64), step_outputs)
+        return added if state is None else tf.nest.map_structure(np.add, state, added)
+
+    def eval_end(self, totals) -> dict[str, float]:
+        """`loss`, the objective over all records, every loss and metric by name, and the tallies' values.
+
+        A loss or metric that nothing counted towards is 0.
+        """
+        pairs, tallies = totals
+        means = {
+            name: float(total / weight) if weight else 0.0
+            for name, (total, weight) in zip([*self._losses, *self._metrics], pairs, strict=True)
+        }
+        for tally, sums in zip(self._experiment.tallies, tallies, strict=True):
+            means.update(tally.values(sums))
+        return {'loss': sum(means[name] for name in self._losses), **means}

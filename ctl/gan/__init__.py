@@ -1,0 +1,1 @@
+"""What GANs share: the losses on logits, the two objectives, the noise, the distances between real and made images."""

@@ -1,0 +1,19 @@
+"""Randomness as a function of numbers: a seed is made from those that tell one draw from another, and kept nowhere."""
+
+import tensorflow as tf
+
+Seed = tf.Tensor  # int32 [2]
+
+
+def fold(seed: Seed | None, *numbers) -> Seed | None:
+    """A new seed from a seed and whole numbers (step, replica, layer ...); None, for nothing random, stays None."""
+    if seed is None:
+        return None
+    for number in numbers:
+        seed = tf.random.experimental.stateless_fold_in(seed, number)
+    return seed
+
+
+def of_records(seed: Seed, records: tf.Tensor) -> tf.Tensor:
+    """A seed of its own for every record: int32 [2] and record numbers, int64 [B] -> int32 [B, 2]."""
+    return seed + tf.bitcast(records, tf.int32)

@@ -1,0 +1,181 @@
+"""Makes TFRecords for gan_images from a folder of PNG and JPEG files.
+
+    python -m tools.make_image_records FOLDER --output=records --size=64 [--channels=1] [--skip_bad]
+
+Every image is shrunk or enlarged until its shorter side fits, cut to the square in its middle, and stored as a PNG of
+--size by --size pixels. Where all images lie in subfolders, the names of these are the labels: 0 for the first in the
+order of the alphabet, and so on; `labels.txt` has them. Every 20th image is held out for evaluation.
+"""
+
+import concurrent.futures
+import contextlib
+import os
+import pathlib
+import sys
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+from absl import flags
+
+from ctl import cache
+from ctl.errors import UserError, exit_code_of
+
+SUFFIXES = ('.png', '.jpg', '.jpeg')
+TRAIN_FILES, EVAL_FILES = 16, 2
+HELD_OUT = 20  # every 20th image is for evaluation
+# Images read, decoded and encoded before they are written: what is in memory at once.
+CHUNK = 512
+
+
+def main(argv: list[str]) -> int:
+    """Runs one command line, without the program's name, and returns the exit code."""
+    return exit_code_of(lambda: make(argv))
+
+
+def make(argv: list[str]) -> None:
+    """Does what is asked for; raises UserError."""
+    values = flags.FlagValues()
+    flags.DEFINE_string('output', None, 'a new folder for the records', flag_values=values)
+    flags.DEFINE_integer('size', 64, 'height and width of the stored images, pixels', lower_bound=8, flag_values=values)
+    flags.DEFINE_integer('channels', 3, '3 for colour, 1 for grey', flag_values=values)
+    flags.DEFINE_bool('skip_bad', False, 'leave out files that are no image, and say which', flag_values=values)
+    if any(word in ('--help', '-h', '-help') for word in argv):
+        print(__doc__)
+        return
+    try:
+        folders = values(['tools.make_image_records', *argv])[1:]
+    except flags.Error as error:
+        raise UserError(' '.join(str(error).split())) from None
+    if len(folders) != 1 or not values.output:
+        raise UserError('name one folder of images: python -m tools.make_image_records FOLDER --output=records')
+    if values.channels not in (1, 3):
+        raise UserError(f'--channels={values.channels}: take 3 for colour, or 1 for grey.')
+    folder, output = pathlib.Path(folders[0]), pathlib.Path(values.output)
+    if output.exists():
+        raise UserError(f'--output={output}: is there already. Name a folder that is not.')
+    paths = find_images(folder)
+    labels = find_labels(folder, paths)
+    os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
+    with cache.appears_whole(output) as scratch:
+        counts = write_records(paths, labels, scratch, values.size, values.channels, values.skip_bad)
+    names = sorted(set(labels))
+    kinds = f' of {len(names)} classes' if names else ''
+    print(f'{counts[0]:,} images for training, {counts[1]:,} for evaluation{kinds}. Train on them with:')
+    settings = {
+        'data.train': f'{output}/train-*',
+        'data.eval': f'{output}/eval-*',
+        'model.size': values.size,
+        'model.channels': values.channels,
+        'model.classes': len(names),
+    }
+    words = ' '.join(f'--config.{key}={value}' for key, value in settings.items())
+    print(f'python -m ctl.train --experiment=gan_images {words}')
+
+
+def find_images(folder: pathlib.Path) -> list[pathlib.Path]:
+    """Every PNG and JPEG below a folder, sorted; raises UserError when there are too few."""
+    if not folder.is_dir():
+        raise UserError(f'{folder}: is no folder.')
+    paths = sorted(path for path in folder.rglob('*') if path.suffix.lower() in SUFFIXES and path.is_file())
+    if len(paths) < HELD_OUT:
+        raise UserError(
+            f'{folder}: has {len(paths)} PNG or JPEG files; it takes {HELD_OUT}, for every {HELD_OUT}th is held out.'
+        )
+    return paths
+
+
+def find_labels(folder: pathlib.Path, paths: Sequence[pathlib.Path]) -> list[str]:
+    """The subfolder of each image; empty when all lie in `folder` itself.
+
+    Raises:
+      UserError: when some do and some do not.
+    """
+    inside = [path.relative_to(folder).parts for path in paths]
+    alone = [path for path, parts in zip(paths, inside, strict=True) if len(parts) == 1]
+    if len(alone) == len(paths):
+        return []
+    if alone:
+        raise UserError(f'{alone[0]}: lies beside subfolders, whose names would be labels. Move it into one of them.')
+    return [parts[0] for parts in inside]
+
+
+def write_records(
+    paths: Sequence[pathlib.Path],
+    labels: Sequence[str],
+    output: pathlib.Path,
+    size: int,
+    channels: int,
+    skip_bad: bool,
+    say: Callable[[str], None] = print,
+) -> tuple[int, int]:
+    """Writes `train-*.tfrecord`, `eval-*.tfrecord` and, with labels, `labels.txt`; how many images are in each.
+
+    Images are mixed before they are written, and held in memory a chunk at a time.
+    """
+    import tensorflow as tf
+
+    from tools import record_files
+
+    output.mkdir(parents=True, exist_ok=True)
+    names = sorted(set(labels))
+    if names:
+        (output / 'labels.txt').write_text('\n'.join(names) + '\n')
+    order = np.random.default_rng(0).permutation(len(paths))
+    counts = {'train': 0, 'eval': 0}
+    with contextlib.ExitStack() as stack:
+        files = {
+            split: [
+                stack.enter_context(tf.io.TFRecordWriter(path)) for path in record_files.paths(output, split, number)
+            ]
+            for split, number in (('train', TRAIN_FILES), ('eval', EVAL_FILES))
+        }
+        for number, encoded in encode([paths[i] for i in order], size, channels, skip_bad, say):
+            split = 'eval' if sum(counts.values()) % HELD_OUT == HELD_OUT - 1 else 'train'
+            instance = {'image': encoded}
+            if names:
+                instance['label'] = np.array([names.index(labels[order[number]])])
+            writer = files[split][counts[split] % len(files[split])]
+            writer.write(record_files.make_example(instance).SerializeToString())
+            counts[split] += 1
+    for path in output.glob('*.tfrecord'):
+        if not path.stat().st_size:
+            path.unlink()  # fewer images than files
+    record_files.write_index(output)
+    return counts['train'], counts['eval']
+
+
+def encode(
+    paths: Sequence[pathlib.Path], size: int, channels: int, skip_bad: bool, say: Callable[[str], None]
+) -> Iterator[tuple[int, bytes]]:
+    """(number, PNG of size x size pixels) of each image, in order, several worked on at once.
+
+    Raises:
+      UserError: for a file that is no image, unless these are skipped.
+    """
+    import tensorflow as tf
+
+    def encode_one(path: pathlib.Path) -> bytes | None:
+        try:
+            image = tf.io.decode_image(path.read_bytes(), channels=channels, expand_animations=False)
+        except tf.errors.InvalidArgumentError:
+            return None
+        scale = size / min(image.shape[:2])
+        shape = [max(size, round(side * scale)) for side in image.shape[:2]]
+        image = tf.image.resize(image, shape, antialias=True)
+        image = tf.image.resize_with_crop_or_pad(image, size, size)
+        return tf.io.encode_png(tf.cast(tf.clip_by_value(tf.round(image), 0, 255), tf.uint8)).numpy()
+
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        for start in range(0, len(paths), CHUNK):
+            chunk = paths[start : start + CHUNK]
+            for number, encoded in enumerate(pool.map(encode_one, chunk), start):
+                if encoded is not None:
+                    yield number, encoded
+                elif skip_bad:
+                    say(f'left out: {paths[number]} is no PNG or JPEG.')
+                else:
+                    raise UserError(f'{paths[number]}: is no PNG or JPEG. Remove it, or leave such out: --skip_bad.')
+
+
+if __name__ == '__main__':
+    sys.exit(main(sys.argv[1:]))
