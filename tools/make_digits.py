@@ -160,6 +160,7 @@ def _noisy_distances(path: pathlib.Path, pixels: np.ndarray) -> dict[str, float]
 
 def main(argv: list[str]) -> None:
     """Makes the folder named, or the one in the cache, and says where it is."""
+    os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
     if argv:
         with cache.appears_whole(pathlib.Path(argv[0])) as scratch:
             write(scratch)

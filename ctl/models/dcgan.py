@@ -88,11 +88,11 @@ class Discriminator(keras.Model):
         ]
         self.features = width * 2 ** (blocks - 1) * (size // 2**blocks) ** 2
         self.head = _limited(keras.layers.Dense(1, dtype='float32', name='logit'), spectral)
-        self.embedding = None
+        self.classes, self.projection = classes, None
         if classes:
-            self.embedding = _limited(
-                keras.layers.Embedding(classes, self.features, dtype='float32', name='class'), spectral
-            )
+            # An embedding, as a matrix product: Keras's spectral norm casts an embedding's output to its integer input.
+            dense = keras.layers.Dense(self.features, use_bias=False, dtype='float32', name='class')
+            self.projection = _limited(dense, spectral)
         self.spectral = {'training': True} if spectral else {}
 
     def call(self, images_BxSxSxC, classes_B=None):
@@ -102,8 +102,9 @@ class Discriminator(keras.Model):
             x_BxSxSxD = _leaky_relu(convolution(x_BxSxSxD, **self.spectral))
         features_BxD = tf.cast(tf.reshape(x_BxSxSxD, [-1, self.features]), tf.float32)
         logits_B = self.head(features_BxD, **self.spectral)[:, 0]
-        if self.embedding:
-            logits_B += tf.reduce_sum(self.embedding(classes_B, **self.spectral) * features_BxD, -1)
+        if self.projection:
+            class_BxD = self.projection(tf.one_hot(classes_B, self.classes), **self.spectral)
+            logits_B += tf.reduce_sum(class_BxD * features_BxD, -1)
         return logits_B
 
 
