@@ -4,10 +4,12 @@
       -> data/index      byte offset of every sound record; damage found
       -> data/shards     which logical shard, in which order, where to resume (no TensorFlow)
       -> data/pipeline   dataset_fn(input_context): records -> parsed per-replica batches
-      -> step            strategy.run: forward -> loss sums and weights -> gradients of the global mean
+      -> step            strategy.run: the updates of one step, one objective's or several
+      -> update          forward -> loss sums and weights -> gradients of the global mean
       -> reduce          the only all-reduce of gradients; then the clip
       -> optimizers      apply
       -> runtime/        devices, checkpoints, actions, reporting: around the path, not on it
 
-`train.py` joins these parts in the order they happen; `experiment.py` is what an experiment supplies.
+`train.py` and `loop.py` join these parts in the order they happen; `experiment.py` is what an experiment supplies, and
+`gan/` what GANs share.
 """

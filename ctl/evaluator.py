@@ -35,7 +35,10 @@ class Evaluator(orbit.StandardEvaluator):
     def eval_step(self, iterator):
         """Of one global batch: sums and weights, float32 [losses + metrics, 2], and each tally's sums by name."""
         results = self._strategy.run(self._replica_step, args=(next(iterator),))
-        return self._strategy.reduce(tf.distribute.ReduceOp.SUM, results, axis=None)
+        # One by one: with several workers TensorFlow takes a structure for one tensor.
+        return tf.nest.map_structure(
+            lambda value: self._strategy.reduce(tf.distribute.ReduceOp.SUM, value, axis=None), results
+        )
 
     def _replica_step(self, batch: Batch):
         batch = {**batch, 'example_seed': seeds.of_records(tf.zeros([2], tf.int32), batch['record'])}

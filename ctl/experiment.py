@@ -145,6 +145,20 @@ class Experiment:
     tallies: Sequence[Tally] = ()
     pictures: Callable[[], Mapping[str, Any]] | None = None
 
+    def __post_init__(self):
+        """Raises UserError when two objectives have one name, or own the same variable."""
+        owners: dict[int, Objective] = {}
+        for number, objective in enumerate(self.objectives):
+            if objective.name in [other.name for other in self.objectives[:number]]:
+                raise UserError(f'two objectives are called {objective.name}: rename one.')
+            for variable in objective.variables:
+                owner = owners.setdefault(id(variable), objective)
+                if owner is not objective:
+                    raise UserError(
+                        f'{variable.path} is owned by {owner.name} and by {objective.name}: a variable has one '
+                        'objective. Add their losses up in one, or leave it out of one.'
+                    )
+
     def state(self, objective: Objective) -> list[Any]:
         """The variables that are not trained, of every model in which an objective trains some."""
         mine = {id(variable) for variable in objective.variables}

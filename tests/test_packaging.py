@@ -79,9 +79,22 @@ def test_imports_point_one_way(path):
     if path.startswith('ctl/'):
         assert not any(name.startswith(('experiments', 'tools')) for name in imported)
     if path.startswith('ctl/data/'):
-        assert not any(name.startswith(('ctl.step', 'ctl.runtime', 'ctl.loop')) for name in imported)
+        assert not any(
+            name.startswith(('ctl.step', 'ctl.update', 'ctl.gan', 'ctl.runtime', 'ctl.loop')) for name in imported
+        )
     if path == 'ctl/data/shards.py':
         assert not any(name.startswith(('tensorflow', 'keras')) for name in imported)
+
+
+def test_nothing_needs_the_estimator_that_tensorflow_no_longer_has():  # C41
+    import tensorflow as tf
+
+    assert not hasattr(tf, 'estimator')
+    for path in ROOT.glob('[cet]*/**/*.py'):
+        for node in ast.walk(ast.parse(path.read_text())):
+            used = [node.attr] if isinstance(node, ast.Attribute) else []
+            used += [alias.name for alias in node.names] if isinstance(node, ast.Import | ast.ImportFrom) else []
+            assert not {'estimator', 'contrib'} & {part for name in used for part in name.split('.')}, path
 
 
 def test_the_door_imports_no_tensorflow_before_the_flags_are_read():

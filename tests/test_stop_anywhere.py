@@ -152,14 +152,45 @@ def check_kills(flags, unbroken, workdir, moments, seed):
 
 @pytest.mark.xdist_group('stop')
 def test_a_run_killed_again_and_again_is_the_run_never_killed(flags, unbroken, tmp_path):
-    moments = ['start-up', 'training', 'save', 'evaluation', 'training', 'save']
-    check_kills(flags, unbroken, tmp_path, moments, seed=0)
+    check_kills(flags, unbroken, tmp_path, ['start-up', 'training', 'save', 'evaluation'], seed=0)
+
+
+@pytest.fixture(scope='module')
+def gan_flags():
+    """gan_digits, small, on its own data; two players, each update with a batch of its own."""
+    return ['--experiment=gan_digits'] + overrides(
+        train__steps=STEPS,
+        train__global_batch_size=16,
+        train__fresh_batches='true',
+        discriminator__updates=2,
+        model__generator_width=4,
+        model__discriminator_width=4,
+        model__generator_norm='batch',
+        devices__replicas=2,
+        log__every=1,
+        eval__every=20,
+        checkpoint__every=5,
+    )
+
+
+@pytest.fixture(scope='module')
+def gan_unbroken(gan_flags, tmp_path_factory):
+    workdir = tmp_path_factory.mktemp('unbroken_gan')
+    assert door(*gan_flags, f'--workdir={workdir}') == 0
+    return Workdir(workdir)
+
+
+def test_a_gan_killed_again_and_again_is_the_gan_never_killed(gan_flags, gan_unbroken, tmp_path):
+    check_kills(gan_flags, gan_unbroken, tmp_path, ['training', 'save', 'evaluation'], seed=0)
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize('experiment', ['bert', 'gan'])
 @pytest.mark.parametrize('seed', [1, 2, 3])
-def test_a_run_killed_at_thirty_moments_is_the_run_never_killed(flags, unbroken, tmp_path, seed):
+def test_a_run_killed_at_thirty_moments_is_the_run_never_killed(request, tmp_path, experiment, seed):
     """Ten for each seed."""
+    names = ('flags', 'unbroken') if experiment == 'bert' else ('gan_flags', 'gan_unbroken')
+    flags, unbroken = map(request.getfixturevalue, names)
     moments = [*['start-up', 'training', 'save', 'evaluation'] * 2, 'save', 'save']
     check_kills(flags, unbroken, tmp_path, moments, seed)
 

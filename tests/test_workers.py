@@ -8,6 +8,7 @@ import time
 
 import pytest
 
+from tests import image_records
 from tests.runs import (
     ROOT,
     Workdir,
@@ -49,9 +50,13 @@ def check_same(found, expected):
 
 
 @pytest.mark.xdist_group('workers')
-@pytest.mark.parametrize('count', [2, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize('count', [2, *(pytest.param(n, marks=pytest.mark.slow) for n in (3, 4))])
 def test_several_workers_make_the_run_that_one_makes(flags, alone, tmp_path, count):  # C01, C08, C30, C31, C43
     """Also for an evaluation that does not divide; and only the chief writes."""
+    if count == 3:
+        flags = [*flags, *overrides(train__global_batch_size=12, data__logical_shards=12)]
+        assert door(*flags, f'--workdir={tmp_path / "alone"}') == 0
+        alone, tmp_path = Workdir(tmp_path / 'alone'), tmp_path / 'together'
     words = [*flags, *TOGETHER, f'--workdir={tmp_path}', '--config.checkpoint.best_metric=loss']
     workers = start_workers(count, *TRAIN, *words)
     outputs = finish(workers, timeout=240)
@@ -65,6 +70,32 @@ def test_several_workers_make_the_run_that_one_makes(flags, alone, tmp_path, cou
     names = {path.name for path in (tmp_path / 'checkpoints').iterdir()}
     assert all(re.fullmatch(r'best|checkpoint|ckpt-\d+\.(index|data-00000-of-00001)', name) for name in names)
     assert len(list((tmp_path / 'tensorboard').rglob('events*'))) == 2
+
+
+@pytest.mark.xdist_group('workers')
+def test_a_gan_on_two_workers_is_the_gan_on_one(tmp_path):
+    """With a synchronised batch norm, noise that goes with the record, and pictures that the chief draws."""
+    words = image_records.write_data(
+        tmp_path,
+        train__steps=10,
+        train__fresh_batches='true',
+        discriminator__updates=2,
+        model__noise='record',
+        model__generator_norm='sync_batch',
+        data__logical_shards=2,
+    )
+    assert door(*words, f'--workdir={tmp_path / "alone"}') == 0
+    workers = start_workers(2, *TRAIN, *words, *TOGETHER, f'--workdir={tmp_path / "together"}')
+    outputs = finish(workers, timeout=240)
+    assert [worker.returncode for worker in workers] == [0, 0], outputs
+    alone, together = Workdir(tmp_path / 'alone'), Workdir(tmp_path / 'together')
+    check_same(together, alone)
+    for a, b in zip(alone.lines('eval'), together.lines('eval'), strict=True):
+        assert b['frechet_distance'] == pytest.approx(a['frechet_distance'], rel=1e-4)
+    assert sorted(path.name for path in (tmp_path / 'together' / 'pictures').iterdir()) == [
+        'samples-0.png',
+        'samples-10.png',
+    ]
 
 
 @pytest.mark.xdist_group('workers')

@@ -162,7 +162,8 @@ def make_blank(source: Source) -> bytes:
     for name, feature in source.features.items():
         value = example.features.feature[source.names[name]]
         if feature.dtype == 'image':
-            value.bytes_list.value.append(tf.io.encode_png(tf.zeros(feature.shape, tf.uint8)).numpy())
+            with tf.init_scope():  # at once, also where a graph is being made
+                value.bytes_list.value.append(tf.io.encode_png(tf.zeros(feature.shape, tf.uint8)).numpy())
             continue
         kind = _KIND_OF_DTYPE[feature.dtype]
         zeros = [b'' if kind == 'bytes_list' else 0] * int(np.prod(feature.shape))
