@@ -80,11 +80,11 @@ def test_a_run_says_where_its_time_went_and_counts_on_when_it_goes_on(tmp_path, 
 
 
 def test_the_seconds_of_a_process_add_up_to_its_life_and_a_kill_makes_lost_ones(tmp_path):
-    words = [*write_data(tmp_path), *overrides(train__steps=2000, eval__every=0, checkpoint__every=500)]
+    words = [*write_data(tmp_path), *overrides(train__steps=600, eval__every=0, checkpoint__every=150)]
     words += [f'--workdir={tmp_path / "run"}']
     began = time.monotonic()
     with running(*words) as process:
-        assert wait_for_step(process, 700)
+        assert wait_for_step(process, 250)
         process.kill()
         lived = time.monotonic() - began
     assert lived * 0.5 < sum(read(tmp_path / 'run').values()) < lived + 1
@@ -92,4 +92,4 @@ def test_the_seconds_of_a_process_add_up_to_its_life_and_a_kill_makes_lost_ones(
         process.communicate()
     assert process.returncode == 0
     assert read(tmp_path / 'run')['lost'] > 0
-    assert len(Workdir(tmp_path / 'run').lines('train')) == 2000
+    assert len(Workdir(tmp_path / 'run').lines('train')) == 600

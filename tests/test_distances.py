@@ -23,10 +23,17 @@ def test_the_frechet_distance_of_two_normal_distributions_is_that_of_the_paper()
     assert distances.frechet_distance(mean, a, mean, a) == pytest.approx(0, abs=1e-9)
 
 
-def test_the_kernel_distance_is_that_of_all_pairs():
+def test_the_kernel_distance_is_that_of_all_pairs_of_different_records():
     x, y = np.array([[0.0], [1.0]]), np.array([[1.0], [2.0]])
-    # (0 x 1 + 1)^3 = 1 among x, (1 x 2 + 1)^3 = 27 among y; 1, 1, 8 and 27 between them.
-    assert distances.kernel_distance(x, y) == pytest.approx(1 + 27 - 2 * 37 / 4)
+    # (0 x 1 + 1)^3 = 1 among x, (1 x 2 + 1)^3 = 27 among y; (0 x 2 + 1)^3 = 1 and (1 x 1 + 1)^3 = 8 between them.
+    assert distances.kernel_distance(x, y) == pytest.approx(1 + 27 - 2 * (1 + 8) / 2)
+
+
+def test_the_kernel_distance_of_two_draws_of_the_same_classes_is_around_0():
+    rng = np.random.default_rng(0)
+    classes = 5 * rng.integers(0, 10, (300, 1))
+    found = [distances.kernel_distance(*(classes + rng.normal(size=(300, 8)) for _ in range(2))) for _ in range(20)]
+    assert abs(np.mean(found)) < 3 * np.std(found) / np.sqrt(len(found)) + 1e-9
 
 
 @hypothesis.settings(max_examples=20)

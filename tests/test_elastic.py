@@ -29,7 +29,13 @@ MODES = ['per_worker', 'per_replica']
 @pytest.mark.xdist_group('elastic')
 @pytest.mark.parametrize(
     'before, after, mode',
-    [(4, 1, 'per_worker'), (4, 2, 'per_worker'), (4, 2, 'per_replica'), (1, 4, 'per_replica'), (2, 1, 'per_replica')],
+    [
+        (4, 1, 'per_worker'),
+        (4, 2, 'per_replica'),
+        (1, 4, 'per_replica'),
+        pytest.param(4, 2, 'per_worker', marks=pytest.mark.slow),
+        pytest.param(2, 1, 'per_replica', marks=pytest.mark.slow),
+    ],
 )
 def test_a_run_continued_on_other_replicas_is_the_run_never_stopped(
     flags, never_stopped, tmp_path, before, after, mode

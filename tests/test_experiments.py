@@ -21,6 +21,7 @@ def make_up(feature: Feature, rng: np.random.Generator) -> np.ndarray | bytes:
     return rng.integers(0, feature.below or 5, feature.shape).reshape(-1)
 
 
+@pytest.mark.xdist_group('digits')  # whose classifier is made once
 @pytest.mark.parametrize('name', list_experiments())
 def test_an_experiment_trains_two_steps_and_says_what_it_is(name, tmp_path):
     assert list_experiments()[name].endswith('.')

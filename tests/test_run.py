@@ -41,7 +41,8 @@ def unbroken(flags, tmp_path_factory):
 LONG = overrides(train__steps=12, devices__replicas=2, log__every=5, eval__every=4, checkpoint__every=6)
 
 
-@pytest.mark.parametrize('stop_at', [3, 6, 10])
+@pytest.mark.xdist_group('unbroken')
+@pytest.mark.parametrize('stop_at', [3, 10, pytest.param(6, marks=pytest.mark.slow)])
 def test_a_run_stopped_and_continued_is_the_run_never_stopped(flags, unbroken, tmp_path, stop_at):  # C29
     workdir = f'--workdir={tmp_path}'
     door_until(stop_at, *flags, *LONG, workdir)
@@ -102,6 +103,7 @@ def test_a_run_whose_training_files_changed_is_refused(tmp_path, capsys, change)
     assert 'these are not the files that the run began with' in error and '\n' not in error
 
 
+@pytest.mark.xdist_group('unbroken')
 def test_the_run_directory_holds_what_other_programs_read(unbroken):
     config = unbroken.config
     assert config['data']['logical_shards'] == 4 and config['data']['shard_by'] == 'file'

@@ -180,6 +180,7 @@ def gan_unbroken(gan_flags, tmp_path_factory):
     return Workdir(workdir)
 
 
+@pytest.mark.xdist_group('digits')
 def test_a_gan_killed_again_and_again_is_the_gan_never_killed(gan_flags, gan_unbroken, tmp_path):
     check_kills(gan_flags, gan_unbroken, tmp_path, ['training', 'save', 'evaluation'], seed=0)
 
@@ -195,6 +196,7 @@ def test_a_run_killed_at_thirty_moments_is_the_run_never_killed(request, tmp_pat
     check_kills(flags, unbroken, tmp_path, moments, seed)
 
 
+@pytest.mark.xdist_group('stop')
 def test_metrics_of_the_killed_are_json_and_have_every_step_once(unbroken):
     lines = [json.loads(line) for line in (unbroken.path / 'metrics.jsonl').read_text().splitlines()]
     assert [line['step'] for line in lines if line['kind'] == 'train'] == list(range(1, STEPS + 1))

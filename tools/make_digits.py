@@ -29,7 +29,7 @@ HIDDEN = (128, 32)  # units of the classifier's layers; the last are the feature
 EPOCHS, BATCH = 80, 64
 # "Heavy" noise: digits that a person still reads, with effort. Of pixels from 0 to 1.
 NOISE = 0.35
-MAKER = 1  # raise it when the code below makes other files
+MAKER = 2  # raise it when the code below makes other files
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 
