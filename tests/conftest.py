@@ -25,6 +25,18 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile('ctl')
 
 
+# Groups that take minutes, each on one worker process: they begin first, so that none ends alone.
+LONG_GROUPS = ('workers', 'stop', 'digits', 'elastic')
+
+
+def pytest_collection_modifyitems(items):
+    def rank(item):
+        marks = [mark.args[0] for mark in item.iter_markers('xdist_group')]
+        return min((LONG_GROUPS.index(name) for name in marks if name in LONG_GROUPS), default=len(LONG_GROUPS))
+
+    items.sort(key=rank)
+
+
 @pytest.fixture(scope='session', autouse=True)
 def cache_of_its_own(tmp_path_factory):
     """Nothing is read from, or left in, the cache of whoever runs the tests."""

@@ -125,3 +125,11 @@ def check_command(words):
     assert words[:3] == ['python', '-m', 'ctl.train']
     request = flags.parse(words[3:], train.PROGRAM)
     assert request.config.devices.strategy == 'multi_worker'
+
+
+@pytest.mark.xdist_group('packaging')
+def test_tests_of_a_group_share_a_worker_process(request):
+    """pytest-xdist writes the group into a test's id, and versions of pytest differ in whether they listen."""
+    if request.config.getoption('dist', 'no') != 'loadgroup' and not hasattr(request.config, 'workerinput'):
+        pytest.skip('one process')
+    assert request.node.nodeid.endswith('@packaging')

@@ -4,26 +4,11 @@ import pytest
 
 from tests.runs import Workdir, door, overrides, relative_difference, write_data
 
-TOPOLOGIES = [
-    (2, 1, {'devices__all_reduce': 'ring'}),
-    (2, 2, {'devices__all_reduce': 'hierarchical'}),
-    (4, 1, {'devices__input_pipelines': 'per_replica'}),
-    (1, 2, {}),
-]
+# One worker process for each optimizer: its runs share the run on one replica.
+OPTIMIZERS = [pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in ('adamw', 'lamb', 'sgd', 'adam')]
 
 
-def cases():
-    """Every optimizer on every topology; half of the less common among the long proofs."""
-    for name in ('adamw', 'lamb', 'sgd', 'adam'):
-        for number, topology in enumerate(TOPOLOGIES):
-            # One worker process for each optimizer: its runs share the run on one replica.
-            marks = [pytest.mark.xdist_group(name)]
-            if name != 'adamw' and number > 1:
-                marks.append(pytest.mark.slow)
-            yield pytest.param(name, *topology, marks=marks)
-
-
-@pytest.fixture(scope='module')
+@pytest.fixture(scope='module', params=OPTIMIZERS)
 def one_replica(request, tmp_path_factory):
     folder = tmp_path_factory.mktemp(request.param)
     flags = write_data(folder) + overrides(optimizer__name=request.param, train__steps=20)
@@ -31,7 +16,15 @@ def one_replica(request, tmp_path_factory):
     return flags, Workdir(folder / 'one')
 
 
-@pytest.mark.parametrize('one_replica, replicas, microbatches, more', cases(), indirect=['one_replica'])
+@pytest.mark.parametrize(
+    'replicas, microbatches, more',
+    [
+        (2, 2, {'devices__all_reduce': 'hierarchical'}),
+        (2, 1, {'devices__all_reduce': 'ring'}),
+        pytest.param(4, 1, {'devices__input_pipelines': 'per_replica'}, marks=pytest.mark.slow),
+        pytest.param(1, 2, {}, marks=pytest.mark.slow),
+    ],
+)
 def test_replicas_and_microbatches_make_the_update_of_one_replica(one_replica, tmp_path, replicas, microbatches, more):
     flags, expected = one_replica
     topology = overrides(devices__replicas=replicas, train__microbatches=microbatches, **more)

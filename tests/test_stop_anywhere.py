@@ -10,7 +10,7 @@ import pytest
 
 from tests.runs import Workdir, door, overrides, running, wait_for_step, without_rates, write_data
 
-STEPS = 150
+STEPS, GAN_STEPS = 150, 100
 LONG = overrides(
     train__steps=STEPS,
     devices__replicas=2,
@@ -159,7 +159,7 @@ def test_a_run_killed_again_and_again_is_the_run_never_killed(flags, unbroken, t
 def gan_flags():
     """gan_digits, small, on its own data; two players, each update with a batch of its own."""
     return ['--experiment=gan_digits'] + overrides(
-        train__steps=STEPS,
+        train__steps=GAN_STEPS,
         train__global_batch_size=16,
         train__fresh_batches='true',
         discriminator__updates=2,
