@@ -17,6 +17,7 @@ import itertools
 import json
 import pathlib
 import re
+import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
 
@@ -284,7 +285,7 @@ def main(argv: list[str]) -> None:
         'data.eval': f'{output}/eval-*',
         **{f'model.{name}': values[name].value for name in ('vocab_size', 'max_length', 'max_predictions')},
     }
-    words = ' '.join(f'--config.{key}={value}' for key, value in settings.items())
+    words = ' '.join(f'--config.{key}={shlex.quote(str(value))}' for key, value in settings.items())
     print(f'python -m ctl.train --experiment=bert_mlm {words}')
 
 

@@ -11,6 +11,7 @@ import concurrent.futures
 import contextlib
 import os
 import pathlib
+import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
 
@@ -68,7 +69,7 @@ def make(argv: list[str]) -> None:
         'model.channels': values.channels,
         'model.classes': len(names),
     }
-    words = ' '.join(f'--config.{key}={value}' for key, value in settings.items())
+    words = ' '.join(f'--config.{key}={shlex.quote(str(value))}' for key, value in settings.items())
     print(f'python -m ctl.train --experiment=gan_images {words}')
 
 
