@@ -4,6 +4,7 @@ import glob
 import os
 import pathlib
 import re
+import shlex
 import subprocess
 import sys
 
@@ -130,8 +131,13 @@ def test_records_made_from_text_by_the_command_train_with_the_command_it_prints(
     )
     assert made.returncode == 0, made.stderr
     assert 'warning: --max_predictions=2 cuts off masking: full records want 4' in made.stdout  # C50
-    command = made.stdout.splitlines()[-1].removeprefix('python -m ctl.train ').split()
-    assert door(*command, '--config.train.steps=2', '--config.model.layers=1', f'--workdir={tmp_path / "run"}') == 0
+    command = made.stdout.splitlines()[-1].removeprefix('python -m ctl.train ')
+    assert (
+        door(
+            *shlex.split(command), '--config.train.steps=2', '--config.model.layers=1', f'--workdir={tmp_path / "run"}'
+        )
+        == 0
+    )
 
 
 def test_text_with_a_blank_line_between_all_sentences_is_warned_about(tmp_path):  # C48
