@@ -79,6 +79,7 @@ def test_a_run_says_where_its_time_went_and_counts_on_when_it_goes_on(tmp_path, 
     assert second['restore'] > first['restore'] and second['lost'] == 0
 
 
+@pytest.mark.slow
 def test_the_seconds_of_a_process_add_up_to_its_life_and_a_kill_makes_lost_ones(tmp_path):
     words = [*write_data(tmp_path), *overrides(train__steps=600, eval__every=0, checkpoint__every=150)]
     words += [f'--workdir={tmp_path / "run"}']

@@ -32,7 +32,7 @@ MODES = ['per_worker', 'per_replica']
     [
         (4, 1, 'per_worker'),
         (4, 2, 'per_replica'),
-        (1, 4, 'per_replica'),
+        pytest.param(1, 4, 'per_replica', marks=pytest.mark.slow),
         pytest.param(4, 2, 'per_worker', marks=pytest.mark.slow),
         pytest.param(2, 1, 'per_replica', marks=pytest.mark.slow),
     ],
@@ -108,7 +108,7 @@ def test_whole_files_for_more_workers_than_files_are_refused_with_the_numbers_an
     assert '1 files cannot be shared over 2 replicas' in error and '--config.data.shard_by=record' in error
 
 
-@pytest.mark.parametrize('records', [9, 20])
+@pytest.mark.parametrize('records', [9, pytest.param(20, marks=pytest.mark.slow)])
 def test_a_tail_that_does_not_fill_a_batch_neither_stalls_nor_ends_the_run(tmp_path, records):  # C02, C05
     """9 records are a batch of 8 and one more; 20 are 5 batches of one replica, on two."""
     words = write_data(tmp_path, train_counts=[records], eval_counts=[records])

@@ -87,7 +87,9 @@ def test_a_changed_key_is_refused_and_nothing_is_touched(flags, tmp_path, capsys
     assert {path: path.read_bytes() for path in tmp_path.rglob('*') if path.is_file()} == before
 
 
-@pytest.mark.parametrize('change', ['add a file', 'remove a file', 'add a record'])
+@pytest.mark.parametrize(
+    'change', ['add a record', *(pytest.param(f'{how} a file', marks=pytest.mark.slow) for how in ('add', 'remove'))]
+)
 def test_a_run_whose_training_files_changed_is_refused(tmp_path, capsys, change):
     words = [*write_data(tmp_path), f'--workdir={tmp_path / "run"}']
     assert door(*words, '--config.train.steps=1') == 0
@@ -138,6 +140,7 @@ def test_tensorboard_has_the_numbers_of_metrics_jsonl(unbroken):
             assert written[line['step'], 'loss'] == pytest.approx(line['loss'], rel=1e-6)
 
 
+@pytest.mark.xdist_group('unbroken')
 def test_a_train_line_averages_the_objective_over_the_steps_since_the_last_line(flags, unbroken, tmp_path):
     assert door(*flags, *LONG, '--config.log.every=1', f'--workdir={tmp_path}') == 0
     each = [line['loss'] for line in Workdir(tmp_path).lines('train')]
@@ -157,6 +160,7 @@ def test_evaluation_is_the_same_on_1_2_and_3_replicas(flags, tmp_path):
         assert [r[name] for r in results] == pytest.approx([results[0][name]] * 3, rel=1e-6), name
 
 
+@pytest.mark.slow
 def test_a_mirrored_strategy_of_one_replica_is_the_one_device_strategy(flags, tmp_path):
     for strategy in ('one', 'mirrored'):
         words = overrides(train__steps=3, devices__strategy=strategy)
@@ -251,13 +255,17 @@ def test_bfloat16_computes_in_it_with_float32_weights(flags, tmp_path):
     assert losses['float32'] != pytest.approx(losses['bfloat16'], rel=1e-6)
 
 
-def test_the_door_in_a_fresh_process_is_quiet_and_verbosity_brings_the_chatter_back(flags, tmp_path):
+def test_the_door_in_a_fresh_process_is_quiet(flags, tmp_path):
     words = [*flags, *overrides(train__steps=2, devices__replicas=2)]
     quiet = in_a_process(*words, f'--workdir={tmp_path / "quiet"}')
     assert quiet.returncode == 0 and quiet.stderr == ''
     assert '2 replicas (MirroredStrategy) on CPU:0, CPU:1' in quiet.stdout
     assert re.search(r'^step 2/2  loss \d+\.\d+  \d+\.\d examples/s$', quiet.stdout, re.MULTILINE)
-    loud = in_a_process(*words, '--verbosity=0', f'--workdir={tmp_path / "loud"}')
+
+
+@pytest.mark.slow
+def test_verbosity_brings_the_chatter_of_a_fresh_process_back(flags, tmp_path):
+    loud = in_a_process(*flags, '--config.train.steps=2', '--verbosity=0', f'--workdir={tmp_path}')
     assert 'training until step 2' in loud.stderr
 
 

@@ -45,7 +45,7 @@ def saved_step(workdir):
 
 
 @pytest.mark.xdist_group('stop')
-@pytest.mark.parametrize('number', [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize('number', [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
 def test_a_signal_saves_and_ends_with_exit_75_and_the_same_command_goes_on(flags, unbroken, tmp_path, number):
     words = [*flags, f'--workdir={tmp_path}']
     with running(*words) as process:
@@ -96,11 +96,11 @@ def test_a_signal_before_the_first_step_ends_with_exit_75_and_says_so(flags, tmp
     with running(*flags, f'--workdir={tmp_path}') as process:
         for line in process.stdout:
             if 'resumed' in line:  # the plan is printed, and nothing is traced yet
-                process.send_signal(signal.SIGTERM)
+                process.send_signal(signal.SIGINT)
                 break
         error = process.communicate()[1]
     assert process.returncode == 75
-    assert error.startswith('SIGTERM received: ')
+    assert error.startswith('SIGINT received: ')
 
 
 @pytest.mark.xdist_group('stop')
@@ -182,7 +182,7 @@ def gan_unbroken(gan_flags, tmp_path_factory):
 
 @pytest.mark.xdist_group('digits')
 def test_a_gan_killed_again_and_again_is_the_gan_never_killed(gan_flags, gan_unbroken, tmp_path):
-    check_kills(gan_flags, gan_unbroken, tmp_path, ['training', 'save', 'evaluation'], seed=0)
+    check_kills(gan_flags, gan_unbroken, tmp_path, ['save', 'evaluation'], seed=0)
 
 
 @pytest.mark.slow

@@ -72,6 +72,7 @@ def test_several_workers_make_the_run_that_one_makes(flags, alone, tmp_path, cou
     assert len(list((tmp_path / 'tensorboard').rglob('events*'))) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.xdist_group('workers')
 def test_a_gan_on_two_workers_is_the_gan_on_one(tmp_path):
     """With a synchronised batch norm, noise that goes with the record, and pictures that the chief draws."""
@@ -119,7 +120,7 @@ def test_a_run_goes_on_with_fewer_workers_and_with_more(flags, alone, tmp_path):
 
 
 @pytest.mark.xdist_group('workers')
-@pytest.mark.parametrize('lost', [0, 1])
+@pytest.mark.parametrize('lost', [1, pytest.param(0, marks=pytest.mark.slow)])
 def test_the_others_end_when_a_worker_is_lost_and_name_it_and_the_checkpoint(flags, tmp_path, lost):  # C54
     words = [*flags, *TOGETHER, f'--workdir={tmp_path}', '--config.train.steps=100000', '--config.eval.every=0']
     workers = start_workers(2, *TRAIN, *words)
@@ -193,6 +194,7 @@ def test_launch_refuses_what_it_does_not_understand_in_one_line(words):
     assert result.returncode == 2 and result.stderr.startswith('error: ') and result.stderr.count('\n') == 1
 
 
+@pytest.mark.slow
 @pytest.mark.xdist_group('workers')
 def test_launch_passes_a_signal_on_and_ends_with_75(flags, tmp_path):
     words = ['--workers=2', '--restarts=5', '--', *flags, '--config.train.steps=100000', f'--workdir={tmp_path}']

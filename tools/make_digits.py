@@ -1,9 +1,9 @@
 """Makes TFRecords of the 1,797 handwritten digits that scikit-learn ships, and a small classifier of them.
 
-    python -m tools.make_digits
+    python -m tools.make_digits [FOLDER]
 
 The classifier's last hidden layer is what distances between real and made digits are measured in. Both are kept in the
-cache folder. scikit-learn need only be there: its data file is read, and nothing of it imported.
+cache folder, unless another is named. Of scikit-learn only the data file is read, and nothing imported.
 """
 
 import hashlib
@@ -160,6 +160,11 @@ def _noisy_distances(path: pathlib.Path, pixels: np.ndarray) -> dict[str, float]
 
 def main(argv: list[str]) -> None:
     """Makes the folder named, or the one in the cache, and says where it is."""
+    if any(word in ('--help', '-h', '-help') for word in argv):
+        print(__doc__)
+        return
+    if len(argv) > 1 or argv and argv[0].startswith('-'):
+        raise UserError(f'{argv[-1]}: give nothing, or one new folder: python -m tools.make_digits [FOLDER]')
     os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
     if argv:
         with cache.appears_whole(pathlib.Path(argv[0])) as scratch:
