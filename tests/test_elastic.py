@@ -52,6 +52,7 @@ def test_a_run_continued_on_other_replicas_is_the_run_never_stopped(
         assert b['loss'] == pytest.approx(a['loss'], rel=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.xdist_group('elastic')
 def test_the_shards_that_the_first_start_chose_are_kept_on_other_hardware(flags, tmp_path):
     """On 1 replica the 4 files would make 4 shards; with a batch of 6 on 3 replicas they make 3."""

@@ -57,6 +57,7 @@ def test_microbatches_make_the_same_update_too(tmp_path):
     assert relative_difference(Workdir(tmp_path / '1').weights, Workdir(tmp_path / '4').weights) <= 1e-5
 
 
+@pytest.mark.slow
 def test_noise_of_a_replica_differs_from_noise_of_the_record(tmp_path):
     """Otherwise the tests above would prove nothing."""
     flags = image_records.write_data(tmp_path, train__steps=3, generator__learning_rate=0.01)

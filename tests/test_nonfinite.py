@@ -59,6 +59,7 @@ def test_a_skipped_step_leaves_weights_and_slots_as_they_were(flags, tmp_path, c
     assert all(np.isfinite(value).all() for value in Workdir(tmp_path / 'run').weights.values())
 
 
+@pytest.mark.slow
 def test_a_mean_over_steps_leaves_out_those_that_were_skipped(flags, tmp_path, capsys):
     step = step_of(capsys, flags, 13)
     for every in (1, 10):

@@ -147,17 +147,17 @@ def test_a_train_line_averages_the_objective_over_the_steps_since_the_last_line(
     assert [line['loss'] for line in unbroken.lines('train')] == pytest.approx([np.mean(each[:5]), np.mean(each[5:10])])
 
 
-def test_evaluation_is_the_same_on_1_2_and_3_replicas(flags, tmp_path):
+def test_evaluation_is_the_same_on_1_and_3_replicas(flags, tmp_path):
     """The weights are the initial ones but for one step without a learning rate."""
     results = []
-    for replicas in (1, 2, 3):
+    for replicas in (1, 3):
         words = overrides(
             train__steps=1, optimizer__learning_rate=0.0, devices__replicas=replicas, train__global_batch_size=6
         )
         assert door(*flags, *words, f'--workdir={tmp_path / str(replicas)}') == 0
         results.append(Workdir(tmp_path / str(replicas)).lines('eval')[-1])
     for name in ('loss', 'masked_lm_loss', 'next_sentence_loss', 'masked_lm_accuracy', 'next_sentence_accuracy'):
-        assert [r[name] for r in results] == pytest.approx([results[0][name]] * 3, rel=1e-6), name
+        assert [r[name] for r in results] == pytest.approx([results[0][name]] * 2, rel=1e-6), name
 
 
 @pytest.mark.slow

@@ -130,6 +130,7 @@ def test_every_step_update_replica_and_microbatch_has_a_seed_of_its_own_and_a_re
     assert sorted(runs[0]) == sorted(runs[1])
 
 
+@pytest.mark.slow
 def test_two_replicas_agree_with_one_for_several_objectives(tmp_path):
     for replicas in (1, 2):
         flags = line_flags(tmp_path, objectives=2, updates=2) + overrides(train__steps=10, devices__replicas=replicas)

@@ -180,6 +180,7 @@ if json.loads(os.environ['TF_CONFIG'])['task']['index'] == 1:
     check_same(Workdir(tmp_path / 'run'), alone)
 
 
+@pytest.mark.slow
 @pytest.mark.xdist_group('workers')
 def test_launch_does_not_restart_what_would_only_fail_again(flags, tmp_path):
     result = launch('--workers=2', '--restarts=3', '--', *flags, '--config.data.train=nope*', f'--workdir={tmp_path}')
