@@ -17,6 +17,7 @@ from ctl.config import Setting
 from ctl.errors import UserError
 from ctl.experiment import DefaultData, Experiment, Feature
 from ctl.gan import players
+from tools.make_image_records import SIZES
 
 BASE = 4  # height and width that the generator begins with
 
@@ -34,7 +35,7 @@ def get_config() -> ml_collections.ConfigDict:
         discriminator=adam,
         model=dict(
             penalty='r1',
-            size=Setting(64, 'height and width of the images, pixels', choices=(8, 16, 32, 64, 128)),
+            size=Setting(64, 'height and width of the images, pixels', choices=SIZES),
             channels=Setting(3, 'of the images', choices=(1, 3)),
             classes=Setting(0, 'of the images; 0 is to take no notice of them', minimum=0),
             generator_width=Setting(64, 'features of the generator at full size', minimum=1),

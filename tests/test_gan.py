@@ -255,6 +255,23 @@ def test_the_average_follows_the_generator_and_is_what_is_evaluated(tmp_path):
             np.testing.assert_allclose(weights(step + 1, 'average')[name], expected, rtol=1e-5, atol=1e-7)
 
 
+@pytest.mark.parametrize(
+    'settings',
+    [
+        {'train__precision': 'bfloat16', 'model__spectral_norm': 'true', 'model__classes': 3},
+        {'train__microbatches': 2, 'model__spectral_norm': 'true', 'model__generator_norm': 'batch'},
+        {'train__on_nonfinite': 'skip', 'devices__input_pipelines': 'per_replica', 'train__fresh_batches': 'true'},
+    ],
+)
+def test_a_gan_trains_with_what_the_loop_offers_every_experiment(tmp_path, settings):
+    flags = image_records.write_data(tmp_path, train__steps=3, devices__replicas=2, **settings)
+    assert door(*flags, f'--workdir={tmp_path / "run"}') == 0
+    run = Workdir(tmp_path / 'run')
+    assert [line['step'] for line in run.lines('train')] == [1, 2, 3]
+    assert {value.dtype for value in run.weights.values()} == {np.dtype('float32')}
+    assert all(np.isfinite(value).all() for value in run.weights.values())
+
+
 def test_a_batch_norm_trains_through_records_that_are_no_multiple_of_the_batch(tmp_path):  # C04
     flags = image_records.write_data(tmp_path, train=83, model__generator_norm='batch', devices__replicas=2)
     assert door(*flags, '--config.train.steps=25', f'--workdir={tmp_path / "run"}') == 0  # more than 2 epochs

@@ -88,7 +88,7 @@ def test_a_file_that_is_no_image_is_named_and_may_be_left_out(tmp_path, capsys):
     [
         (lambda folder: None, [], 'is no folder'),
         (lambda folder: write_images(folder, 5), [], 'has 5 PNG or JPEG files; it takes 20'),
-        (lambda folder: write_images(folder), ['--size=4'], 'size'),
+        (lambda folder: write_images(folder), ['--size=48'], '--size=48: take one of 8, 16, 32, 64, 128'),
         (lambda folder: write_images(folder), ['--channels=2'], '--channels=2: take 3 for colour'),
         (lambda folder: (write_images(folder), write_images(folder, 1, ())), [], 'lies beside subfolders'),
         (lambda folder: write_images(folder), ['--sise=4'], 'sise'),

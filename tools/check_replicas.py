@@ -136,6 +136,7 @@ def _train(
     rounds = experiment.rounds(config.train.update_order)
 
     def replica_step(batches, step):
+        """The sum of all updates' objectives, and the last gradient of each variable by path."""
         outcomes = make_updates(
             experiment, optimizers, rounds, batches, step, config.train.seed, microbatches=microbatches
         )

@@ -21,6 +21,7 @@ from absl import flags
 from ctl import cache
 from ctl.errors import UserError, exit_code_of
 
+SIZES = (8, 16, 32, 64, 128)  # that gan_images has networks for
 SUFFIXES = ('.png', '.jpg', '.jpeg')
 TRAIN_FILES, EVAL_FILES = 16, 2
 HELD_OUT = 20  # every 20th image is for evaluation
@@ -37,7 +38,7 @@ def make(argv: list[str]) -> None:
     """Does what is asked for; raises UserError."""
     values = flags.FlagValues()
     flags.DEFINE_string('output', None, 'a new folder for the records', flag_values=values)
-    flags.DEFINE_integer('size', 64, 'height and width of the stored images, pixels', lower_bound=8, flag_values=values)
+    flags.DEFINE_integer('size', 64, 'height and width of the stored images, pixels', flag_values=values)
     flags.DEFINE_integer('channels', 3, '3 for colour, 1 for grey', flag_values=values)
     flags.DEFINE_bool('skip_bad', False, 'leave out files that are no image, and say which', flag_values=values)
     if any(word in ('--help', '-h', '-help') for word in argv):
@@ -49,6 +50,8 @@ def make(argv: list[str]) -> None:
         raise UserError(' '.join(str(error).split())) from None
     if len(folders) != 1 or not values.output:
         raise UserError('name one folder of images: python -m tools.make_image_records FOLDER --output=records')
+    if values.size not in SIZES:
+        raise UserError(f'--size={values.size}: take one of {", ".join(map(str, SIZES))}, which gan_images trains on.')
     if values.channels not in (1, 3):
         raise UserError(f'--channels={values.channels}: take 3 for colour, or 1 for grey.')
     folder, output = pathlib.Path(folders[0]), pathlib.Path(values.output)
@@ -156,6 +159,7 @@ def encode(
     import tensorflow as tf
 
     def encode_one(path: pathlib.Path) -> bytes | None:
+        """The PNG; None for what is no image."""
         try:
             image = tf.io.decode_image(path.read_bytes(), channels=channels, expand_animations=False)
         except tf.errors.InvalidArgumentError:

@@ -121,4 +121,7 @@ def _limited(layer: keras.Layer, spectral: bool) -> keras.Layer:
     It overwrites the kernel by the divided one, and in evaluation takes it to be so. The loop keeps what it assigns out
     of the kernel (ctl/update.py), so that the division is part of the forward pass, as in the paper.
     """
-    return keras.layers.SpectralNormalization(layer, name=f'{layer.name}_spectral') if spectral else layer
+    if not spectral:
+        return layer
+    # In the layer's own precision: it casts what goes in and comes out to that of the wrapper.
+    return keras.layers.SpectralNormalization(layer, dtype=layer.dtype_policy, name=f'{layer.name}_spectral')
