@@ -191,6 +191,12 @@ def list_experiments() -> dict[str, str]:
     }
 
 
+def _find_first(folder: pathlib.Path) -> None:
+    """Makes imports look in `folder` before anywhere else."""
+    if sys.path[:1] != [str(folder)]:
+        sys.path.insert(0, str(folder))
+
+
 def load_experiment(name: str) -> types.ModuleType:
     """Imports an experiment's file: a name under experiments/, or a path to a user's own.
 
@@ -206,8 +212,9 @@ def load_experiment(name: str) -> types.ModuleType:
         raise UserError(f'--experiment={name}: {hint}')
     spec = importlib.util.spec_from_file_location(f'experiments.{path.stem}', path)
     module = importlib.util.module_from_spec(spec)
-    if path.parent != FOLDER and str(path.parent) not in sys.path:
-        sys.path.insert(0, str(path.parent))  # the file may import its neighbours, as a script may
+    # A user's file may import its neighbours, as a script may. One of ours imports `tools`: these, and not those that
+    # the folder may have from which the program was started.
+    _find_first(FOLDER.parent if path.parent == FOLDER else path.parent.absolute())
     try:
         spec.loader.exec_module(module)
     except Exception as error:  # whatever a user's file raises

@@ -1,15 +1,11 @@
-"""The command line: from argv to an experiment, its config and a workdir. Imports no TensorFlow of its own."""
+"""The command line of a program that takes an experiment: from argv to the experiment, its config and a workdir."""
 
 import dataclasses
-import gc
 import os
 import pathlib
 import re
-import shlex
-import sys
-import traceback
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import ml_collections
@@ -17,8 +13,15 @@ from absl import flags
 from ml_collections import config_flags
 
 from ctl import config as config_lib
-from ctl.errors import UserError, exit_code_of
+from ctl.command_line import Program, asks_for_help, quiet_tensorflow, say_aside
+from ctl.commands import command
+from ctl.errors import UserError
 from ctl.experiment import list_experiments, load_experiment
+from ctl.runtime import workdir as workdir_lib
+
+# Set by a program that starts this one, for the message on how to go on: the command that the person typed.
+COMMAND_VARIABLE = 'CTL_COMMAND'
+COMMON = ('experiment', 'workdir', 'verbosity')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -27,15 +30,17 @@ class Request:
 
     Attributes:
       name: of the experiment, as for its folder under runs/.
+      experiment: as --experiment has it: a name, or the absolute path of a file.
       module: its file, imported.
       config: its config with the overrides in, locked, validated.
       workdir: where the run lives.
       verbosity: absl's; -1 keeps TensorFlow and Orbit quiet.
       own: the values of the program's own flags, by name.
-      command: what was typed.
+      command: how to start the same again.
     """
 
     name: str
+    experiment: str
     module: types.ModuleType
     config: ml_collections.ConfigDict
     workdir: pathlib.Path
@@ -45,92 +50,124 @@ class Request:
 
 
 @dataclasses.dataclass(frozen=True)
-class Program:
-    """A program that takes an experiment and its config.
+class ExperimentProgram(Program):
+    """A program that takes an experiment and its config; `run`'s body is given a `Request`.
 
     Attributes:
-      name: as after python -m.
-      define: defines the program's own flags in a FlagValues.
+      only_reads: whether it looks at a run and changes nothing. Then the config is that of the run in --workdir, where
+        one is given, and --config flags are as for a later start of it; without --workdir, it is what the flags say.
     """
 
-    name: str
-    define: Callable[[flags.FlagValues], None]
+    only_reads: bool = False
 
-    def run(self, argv: list[str], body: Callable[[Request], None]) -> int:
-        """Runs `body` on what a command line, without the program's name, asks for; returns the exit code."""
+    def run(self, argv: Sequence[str], body: Callable[[Request], int | None]) -> int:
+        def quietly(request: Request) -> int | None:
+            # Here and not above: the flags have decided by now how much TensorFlow says while it is imported.
+            from ctl.runtime import reporting
 
-        def parse_and_run() -> None:
-            request = parse(argv, self)
-            if request is not None:
-                # Here and not above: the flags have decided by now how much TensorFlow says while it is imported.
-                from ctl.runtime import reporting
+            reporting.quiet(request.verbosity)
+            return body(request)
 
-                reporting.quiet(request.verbosity)
-                body(request)
+        return super().run(argv, quietly)
 
-        try:
-            return exit_code_of(parse_and_run)
-        except BaseException as error:
-            traceback.clear_frames(error.__traceback__)
-            raise
-        finally:
-            # A dataset that still reads ahead when Python ends waits for ever for a Python that is gone.
-            gc.collect()
+    def parse(self, argv: list[str]) -> Request | None:
+        known, overrides = _split(argv)
+        if asks_for_help(known):
+            quiet_tensorflow()
+            print(self.help_text(_experiment_named(known)))
+            return None
+        values, _ = self.read_flags(known)
+        quiet_tensorflow(values.verbosity)
+        experiment, stored = self._find_run(values)
+        module = load_experiment(experiment)
+        config = _make_config(module, experiment)
+        if stored:
+            _take_over(config, stored)
+        _apply(config, overrides)
+        config_lib.validate(config)
+        if stored:
+            config_lib.resume(config, stored)
+        name = pathlib.Path(experiment).stem
+        return Request(
+            name=name,
+            experiment=str(pathlib.Path(experiment).absolute()) if experiment.endswith('.py') else experiment,
+            module=module,
+            config=config,
+            workdir=pathlib.Path(values.workdir or pathlib.Path('runs') / name),
+            verbosity=values.verbosity,
+            own={flag: values[flag].value for flag in values if flag not in COMMON},
+            command=os.environ.get(COMMAND_VARIABLE) or command(self.name, *argv),
+        )
 
-    def usage(self, values: flags.FlagValues) -> str:
-        own = ' '.join(f'[--{name}]' for name in values if name not in COMMON)
-        return f'python -m {self.name} --experiment=NAME [--workdir=DIR] [--config.KEY=VALUE ...] {own}'
+    def _find_run(self, values: flags.FlagValues) -> tuple[str, dict | None]:
+        """The experiment, and the config of the run in the workdir where that is to be taken.
 
+        Raises:
+          UserError: when no experiment is named, or the workdir has a run of another.
+        """
+        noted, stored = None, None
+        if values.workdir:
+            workdir = pathlib.Path(values.workdir)
+            noted, stored = workdir_lib.read_experiment(workdir), workdir_lib.read_config(workdir)
+            if not values.experiment and not noted:
+                what = 'the run in it does not say of which experiment it is' if stored else 'no run is there'
+                raise UserError(f'--workdir={workdir}: {what}: {self._missing_experiment()}')
+            if values.experiment and noted and pathlib.Path(noted).stem != pathlib.Path(values.experiment).stem:
+                raise UserError(
+                    f'--experiment={values.experiment}: the run in --workdir={workdir} is of {noted}. Choose another '
+                    '--workdir.'
+                )
+            if self.only_reads and not stored:
+                say_aside(f'--workdir={workdir}: no run is there yet; what follows is by the flags alone.')
+        if not values.experiment and not noted:
+            raise UserError(self._missing_experiment())
+        takes_config = stored and (self.only_reads or not values.experiment)
+        return values.experiment or noted, stored if takes_config else None
 
-def say_aside(text: str) -> None:
-    """Prints on standard error, so that what a program finds out stays alone on standard output."""
-    print(text, file=sys.stderr)
+    def _missing_experiment(self) -> str:
+        return f'--experiment is missing; there are: {", ".join(list_experiments())}. Usage: {self.usage()}'
 
+    def make_flags(self) -> flags.FlagValues:
+        values = flags.FlagValues()
+        flags.DEFINE_string(
+            'experiment', '', 'a name under experiments/, or the path of your own file', flag_values=values
+        )
+        flags.DEFINE_string(
+            'workdir',
+            '',
+            'of a run, whose config is taken'
+            if self.only_reads
+            else 'where the run lives; runs/<experiment> if not given',
+            flag_values=values,
+        )
+        self.define(values)
+        flags.DEFINE_integer(
+            'verbosity', -1, 'messages of TensorFlow and Orbit: -1 few, 0 info, 1 debug', flag_values=values
+        )
+        return values
 
-COMMON = ('experiment', 'workdir', 'verbosity')
+    def _flag_names(self, values: flags.FlagValues) -> list[str]:
+        return [*super()._flag_names(values), '--config.KEY']
 
+    def usage(self) -> str:
+        own = ' '.join(f'[--{name}]' for name in self.make_flags() if name not in COMMON)
+        return f'{command(self.name)} --experiment=NAME [--workdir=DIR] [--config.KEY=VALUE ...] {own}'
 
-def parse(argv: list[str], program: Program) -> Request | None:
-    """Reads `argv` without the program's name; None when it asked for help, which is printed.
-
-    Raises:
-      UserError: for anything in it that is wrong.
-    """
-    values = _define(program)
-    known, overrides = _split(argv)
-    if any(word in ('--help', '-help', '-h', '--helpfull') for word in known):
-        print(help_text(program, _experiment_named(known)))
-        return None
-    _parse_flags(values, known, program)
-    # TensorFlow reads this when an experiment imports it.
-    os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3' if values.verbosity < 0 else '0')
-    if not values.experiment:
-        there = ', '.join(list_experiments())
-        raise UserError(f'--experiment is missing; there are: {there}. Usage: {program.usage(values)}')
-    module = load_experiment(values.experiment)
-    name = pathlib.Path(values.experiment).stem
-    config = _make_config(module, values.experiment)
-    _apply(config, overrides)
-    config_lib.validate(config)
-    workdir = pathlib.Path(values.workdir or pathlib.Path('runs') / name)
-    own = {flag: values[flag].value for flag in values if flag not in COMMON}
-    command = shlex.join(['python', '-m', program.name, *argv])
-    return Request(name, module, config, workdir, values.verbosity, own, command)
-
-
-def _define(program: Program) -> flags.FlagValues:
-    values = flags.FlagValues()
-    flags.DEFINE_string('experiment', '', 'a name under experiments/, or the path of your own file', flag_values=values)
-    flags.DEFINE_string('workdir', '', 'where the run lives; runs/<experiment> if not given', flag_values=values)
-    program.define(values)
-    flags.DEFINE_integer(
-        'verbosity', -1, 'messages of TensorFlow and Orbit: -1 few, 0 info, 1 debug', flag_values=values
-    )
-    return values
+    def help_text(self, experiment: str = '') -> str:
+        """The flags, the experiments and every config key with default and unit, for one experiment or for all."""
+        lines = [super().help_text(), '', 'experiments:']
+        lines += [f'  {name:<14} {summary}' for name, summary in list_experiments().items()]
+        base = config_lib.flatten(config_lib.base_config())
+        lines += ['', 'config keys, as --config.KEY=VALUE (defaults in brackets):', *_key_lines(base)]
+        for name in [experiment] if experiment else list_experiments():
+            own = config_lib.flatten(_make_config(load_experiment(name), name))
+            differing = {key: value for key, value in own.items() if base.get(key) != value or key not in base}
+            lines += ['', f'config keys of {name}, and its own defaults:', *_key_lines(differing)]
+        return '\n'.join(lines)
 
 
 def _split(argv: list[str]) -> tuple[list[str], list[tuple[str, str]]]:
-    """The loop's own flags, and (key, text) of every --config override."""
+    """The program's own flags, and (key, text) of every --config override."""
     known, overrides, words = [], [], iter(argv)
     for word in words:
         match = re.fullmatch(r'--?config\.([^=]+)(?:=(.*))?', word, re.DOTALL)
@@ -147,25 +184,20 @@ def _split(argv: list[str]) -> tuple[list[str], list[tuple[str, str]]]:
     return known, overrides
 
 
-def _parse_flags(values: flags.FlagValues, words: list[str], program: Program) -> None:
-    try:
-        rest = values([program.name, *words])[1:]
-    except flags.UnrecognizedFlagError as error:
-        names = [f'--{name}' for name in values] + ['--config.KEY']
-        hint = config_lib.nearest(f'--{error.flagname}', names)
-        raise UserError(f'--{error.flagname}: there is no such flag; {hint}') from None
-    except flags.Error as error:
-        raise UserError(' '.join(str(error).split())) from None
-    if rest:
-        raise UserError(f'{rest[0]}: flags begin with --. Usage: {program.usage(values)}')
-
-
 def _make_config(module: types.ModuleType, experiment: str) -> ml_collections.ConfigDict:
     config = module.get_config()
     if not isinstance(config, ml_collections.ConfigDict):
         raise UserError(f'--experiment={experiment}: get_config() returned {type(config).__name__}, not a ConfigDict.')
     config.lock()
     return config
+
+
+def _take_over(config: ml_collections.ConfigDict, stored: dict) -> None:
+    """Puts the values of a run's config.json into `config`; what only one of them has is left for `resume` to name."""
+    there = config_lib.flatten(config)
+    for key, value in config_lib.flatten(ml_collections.ConfigDict(stored)).items():
+        if key in there:
+            config_lib.set_value(config, key, tuple(value) if isinstance(there[key], tuple) else value)
 
 
 def _apply(config: ml_collections.ConfigDict, overrides: list[tuple[str, str]]) -> None:
@@ -194,23 +226,6 @@ def _experiment_named(words: list[str]) -> str:
         if word in ('--experiment', '-experiment') and i + 1 < len(words):
             return words[i + 1]
     return ''
-
-
-def help_text(program: Program, experiment: str = '') -> str:
-    """The flags, the experiments and every config key with its default and unit, for one experiment or for all."""
-    os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
-    values = _define(program)
-    lines = [f'usage: {program.usage(values)}', '', 'flags:']
-    lines += [f'  --{name:<12} {values[name].help}' for name in values]
-    lines += ['', 'experiments:']
-    lines += [f'  {name:<14} {summary}' for name, summary in list_experiments().items()]
-    base = config_lib.flatten(config_lib.base_config())
-    lines += ['', 'config keys, as --config.KEY=VALUE (defaults in brackets):', *_key_lines(base)]
-    for name in [experiment] if experiment else list_experiments():
-        own = config_lib.flatten(_make_config(load_experiment(name), name))
-        differing = {key: value for key, value in own.items() if base.get(key) != value or key not in base}
-        lines += ['', f'config keys of {name}, and its own defaults:', *_key_lines(differing)]
-    return '\n'.join(lines)
 
 
 def _key_lines(flat: dict) -> list[str]:

@@ -43,6 +43,7 @@ class Run:
       workdir: where config.json, metrics.jsonl, checkpoints/ and tensorboard/ are, or will be.
       dry_run: print the plan, check that the run could start, write nothing in `workdir`, stop.
       break_lock: take the workdir over from another machine.
+      experiment: as the workdir is to note it: a name, or the absolute path of a file; '' for `name`.
       command: what was typed, for the message on how to go on.
     """
 
@@ -52,6 +53,7 @@ class Run:
     workdir: pathlib.Path
     dry_run: bool = False
     break_lock: bool = False
+    experiment: str = ''
     command: str = ''
 
 
@@ -283,6 +285,7 @@ def _open_workdir(
     workdir, workers = session.asked.workdir, session.workers
     if workers.chief:
         workdir_lib.write_config(workdir, config_lib.to_json(session.asked.config))
+        workdir_lib.write_experiment(workdir, session.asked.experiment or session.asked.name)
         checkpoints.clean()
         metrics.drop_after(step)
         session.clock.go_on(workdir / 'time.json')

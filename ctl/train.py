@@ -15,7 +15,7 @@ def _define(values: absl_flags.FlagValues) -> None:
     absl_flags.DEFINE_bool('break_lock', False, 'take the workdir over from another machine', flag_values=values)
 
 
-PROGRAM = flags.Program('ctl.train', _define)
+PROGRAM = flags.ExperimentProgram('ctl.train', __doc__, _define)
 
 
 def main(argv: list[str]) -> int:
@@ -28,7 +28,13 @@ def train(request: flags.Request) -> None:
     from ctl import loop  # imports TensorFlow
 
     run = loop.Run(
-        request.name, request.module, request.config, request.workdir, **request.own, command=request.command
+        request.name,
+        request.module,
+        request.config,
+        request.workdir,
+        **request.own,
+        experiment=request.experiment,
+        command=request.command,
     )
     loop.run(run)
 

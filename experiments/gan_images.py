@@ -13,6 +13,7 @@ import keras
 import ml_collections
 import tensorflow as tf
 
+from ctl.commands import command
 from ctl.config import Setting
 from ctl.errors import UserError
 from ctl.experiment import DefaultData, Experiment, Feature
@@ -48,7 +49,7 @@ def get_config() -> ml_collections.ConfigDict:
 def make_default_data(config: ml_collections.ConfigDict, say: Callable[[str], None]) -> DefaultData:
     raise UserError(
         'data.train is not set: gan_images trains on your images. Make records of them, which also prints the command: '
-        'python -m tools.make_image_records FOLDER --output=records'
+        f'{command("tools.make_image_records", "FOLDER", "--output=records")}'
     )
 
 

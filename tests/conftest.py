@@ -1,9 +1,12 @@
-"""One TensorFlow session of four virtual CPU devices for all tests of a process, and a cache folder of its own."""
+"""What every test of a process shares: one TensorFlow session of four virtual CPU devices, and places of its own."""
 
 import os
 import pathlib
+import sys
+import tempfile
 
 import hypothesis
+import hypothesis.configuration
 import pytest
 
 os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
@@ -20,6 +23,7 @@ tf.config.set_logical_device_configuration(
 hypothesis.settings.register_profile(
     'ctl',
     deadline=None,
+    database=None,
     suppress_health_check=[hypothesis.HealthCheck.too_slow, hypothesis.HealthCheck.filter_too_much],
 )
 hypothesis.settings.load_profile('ctl')
@@ -37,13 +41,68 @@ def pytest_collection_modifyitems(items):
     items.sort(key=rank)
 
 
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+
+
 @pytest.fixture(scope='session', autouse=True)
 def cache_of_its_own(tmp_path_factory):
-    """Nothing is read from, or left in, the cache of whoever runs the tests."""
-    before = os.environ.get('XDG_CACHE_HOME')
-    os.environ['XDG_CACHE_HOME'] = str(tmp_path_factory.mktemp('cache'))
-    yield pathlib.Path(os.environ['XDG_CACHE_HOME'])
-    if before is None:
-        del os.environ['XDG_CACHE_HOME']
+    """A home, a cache, a place for temporary files, and a working folder, for all tests of this process."""
+    base = tmp_path_factory.getbasetemp()
+    places = {'HOME': 'home', 'XDG_CACHE_HOME': 'cache', 'TMPDIR': 'tmp'}
+    with pytest.MonkeyPatch.context() as patch:
+        for variable, name in places.items():
+            (base / name).mkdir()
+            patch.setenv(variable, str(base / name))
+        # Programs that tests start find us from the folders that they are started in.
+        patch.setenv('PYTHONPATH', str(ROOT))
+        patch.setenv('UV_NO_SYNC', '1')  # and install nothing
+        patch.setattr(tempfile, 'tempdir', None)
+        hypothesis.configuration.set_hypothesis_home_dir(base / 'hypothesis')
+        (base / 'work').mkdir()
+        patch.chdir(base / 'work')
+        _watched.append(base)
+        yield base / 'cache'
+        _watched.clear()
+
+
+@pytest.fixture(autouse=True)
+def folder_of_its_own(cache_of_its_own, tmp_path_factory, monkeypatch):
+    """Every test begins in an empty folder, and fails when it has written to another's."""
+    monkeypatch.chdir(tmp_path_factory.mktemp('cwd'))
+    touched_outside.clear()
+    yield
+    assert not touched_outside, f'written outside of the folders of the tests: {touched_outside}'
+
+
+# What this process has written to, made, renamed or removed outside of the folders of the tests.
+touched_outside: list[str] = []
+_watched: list[pathlib.Path] = []  # the folder of the tests, while they run
+_WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT
+# Python's compiled files are no test's doing; devices and /proc are no files.
+_HARMLESS = ('/dev/', '/proc/')
+
+
+def _look(event: str, arguments: tuple) -> None:
+    """Python's audit hook: called for every file that is opened, made, renamed or removed. Cannot be taken away."""
+    if not _watched:
+        return
+    if event == 'open':
+        path, _, how = arguments
+        paths = [path] if how & _WRITES else []
+    elif event in ('os.mkdir', 'os.remove', 'os.rmdir', 'os.truncate'):
+        paths = arguments[:1]
+    elif event == 'os.rename':
+        paths = arguments[:2]
+    elif event in ('os.link', 'os.symlink'):
+        paths = arguments[1:2]
     else:
-        os.environ['XDG_CACHE_HOME'] = before
+        return
+    for path in paths:
+        if isinstance(path, str | bytes | os.PathLike):
+            place = os.path.abspath(os.fsdecode(path))
+            inside = place.startswith((f'{_watched[0]}{os.sep}', *_HARMLESS)) or '__pycache__' in place
+            if not inside:
+                touched_outside.append(place)
+
+
+sys.addaudithook(_look)

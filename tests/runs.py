@@ -60,7 +60,6 @@ def start_workers(count: int, *words: str, for_the_last: Sequence[str] = ()) -> 
     return [
         subprocess.Popen(
             [sys.executable, *words, *(for_the_last if index == count - 1 else ())],
-            cwd=ROOT,
             env={
                 **os.environ,
                 'TF_CONFIG': json.dumps({'cluster': cluster, 'task': {'type': 'worker', 'index': index}}),
@@ -87,7 +86,7 @@ def finish(workers: list[subprocess.Popen], timeout: float) -> list[tuple[str, s
 def running(*words: str) -> Iterator[subprocess.Popen]:
     """`python -m ctl.train` in a process of its own, which ends with the `with`, or after two minutes."""
     with subprocess.Popen(
-        [sys.executable, '-m', 'ctl.train', *words], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [sys.executable, '-m', 'ctl.train', *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
         watchdog = threading.Timer(120, process.kill)
         watchdog.start()
@@ -105,6 +104,17 @@ def wait_for_step(process: subprocess.Popen, step: int) -> bool:
         if found and int(found[1]) >= step:
             return True
     return False
+
+
+def paste(line: str, timeout: float = 300, **how) -> subprocess.CompletedProcess:
+    """Runs a line that a person was told to run, in a shell."""
+    return subprocess.run(['bash', '-c', line], capture_output=True, text=True, timeout=timeout, **how)
+
+
+def printed_after(words: str, text: str) -> str:
+    """The rest of the line that follows `words` in what was printed."""
+    assert words in text, text
+    return text.partition(words)[2].strip().partition('\n')[0]
 
 
 def without_rates(lines: list[dict]) -> list[dict]:

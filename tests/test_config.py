@@ -15,7 +15,7 @@ BERT = '--experiment=bert_mlm'
 
 
 def parse(*words):
-    return flags.parse([BERT, *words], train.PROGRAM).config
+    return train.PROGRAM.parse([BERT, *words]).config
 
 
 @pytest.mark.parametrize(
@@ -89,12 +89,12 @@ def test_a_mistake_on_the_command_line_is_one_line_that_names_it(word, said):
 
 def test_a_misspelt_experiment_is_refused_with_the_nearest():
     with pytest.raises(UserError, match='--experiment=bert_mml: did you mean bert_mlm'):
-        flags.parse(['--experiment=bert_mml'], train.PROGRAM)
+        train.PROGRAM.parse(['--experiment=bert_mml'])
 
 
 def test_without_an_experiment_the_error_lists_them():
     with pytest.raises(UserError, match='--experiment is missing; there are: bert_mlm'):
-        flags.parse([], train.PROGRAM)
+        train.PROGRAM.parse([])
 
 
 def make_user_experiment(tmp_path, body):
@@ -115,7 +115,7 @@ def test_none_and_empty_defaults_of_a_users_config_can_be_overridden_and_frozen(
         '    from ctl.config import base_config\n'
         '    base = base_config()\n    base.unlock()\n    base.update(config)\n    return base'
     )
-    config = flags.parse([make_user_experiment(tmp_path, body), override], train.PROGRAM).config
+    config = train.PROGRAM.parse([make_user_experiment(tmp_path, body), override]).config
     key = override.split('=')[0].removeprefix('--config.')
     assert config[key] == value
     assert ml_collections.FrozenConfigDict(config)[key] == value
@@ -136,7 +136,7 @@ def test_a_config_that_cannot_be_overridden_or_stored_is_one_line(tmp_path, valu
         f'    config.mine = {value}\n    return config'
     )
     with pytest.raises(UserError, match=said) as caught:
-        flags.parse([make_user_experiment(tmp_path, body), override], train.PROGRAM)
+        train.PROGRAM.parse([make_user_experiment(tmp_path, body), override])
     assert '\n' not in str(caught.value)
 
 
@@ -146,7 +146,7 @@ def test_a_users_odd_values_are_stored_and_found_unchanged_by_a_later_start(tmp_
         '    from ctl.config import base_config\n    config = base_config()\n    config.unlock()\n'
         f'    config.mine = {value}\n    return config'
     )
-    first, later = (flags.parse([make_user_experiment(tmp_path, body)], train.PROGRAM).config for _ in range(2))
+    first, later = (train.PROGRAM.parse([make_user_experiment(tmp_path, body)]).config for _ in range(2))
     config_lib.resume(later, json.loads(config_lib.to_json(first)))
     assert later.to_dict() == first.to_dict()
 
@@ -155,17 +155,17 @@ def test_a_users_file_that_fails_at_import_is_named_with_the_line(tmp_path):
     path = tmp_path / 'broken.py'
     path.write_text('x = 1\ny = x.nothing\n')
     with pytest.raises(UserError, match=r'importing it failed at .*broken.py:2: AttributeError'):
-        flags.parse([f'--experiment={path}'], train.PROGRAM)
+        train.PROGRAM.parse([f'--experiment={path}'])
 
 
 def test_a_users_file_without_the_two_functions_is_refused(tmp_path):
     (tmp_path / 'half.py').write_text('def get_config():\n    pass\n')
     with pytest.raises(UserError, match=r'has no function make_experiment\(\)'):
-        flags.parse([f'--experiment={tmp_path / "half.py"}'], train.PROGRAM)
+        train.PROGRAM.parse([f'--experiment={tmp_path / "half.py"}'])
 
 
 def test_help_lists_every_experiment_and_every_key_with_its_meaning(capsys):
-    assert flags.parse(['--help'], train.PROGRAM) is None
+    assert train.PROGRAM.parse(['--help']) is None
     text = capsys.readouterr().out
     config = parse()
     for key in config_lib.flatten(config):

@@ -135,7 +135,7 @@ def body(request):
     for step, batch in zip(range(20), dataset):
         (mine,) = strategy.experimental_local_results(batch['record'])
         print(json.dumps(mine.numpy().tolist()), flush=True)
-sys.exit(flags.Program('reader', lambda values: None).run(sys.argv[1:], body))
+sys.exit(flags.ExperimentProgram('reader', '').run(sys.argv[1:], body))
 """
 
 

@@ -86,9 +86,3 @@ def test_a_pipeline_that_reads_something_else_ends_with_exit_3_and_the_place(fla
 def test_steps_that_are_none_are_refused(flags, steps, capsys):
     assert explain_input.main([*flags, f'--steps={steps}']) == 2
     assert f'--steps={steps}: expected A:B' in capsys.readouterr().err
-
-
-def test_help_names_the_program_and_its_own_flags(capsys):
-    assert explain_input.main(['--help']) == 0
-    out = capsys.readouterr().out
-    assert out.startswith('usage: python -m tools.explain_input') and '--verify' in out and '--dry_run' not in out

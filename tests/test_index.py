@@ -117,16 +117,11 @@ def test_index_records_lists_what_is_damaged_and_ends_with_exit_3(files, tmp_pat
     assert captured.err == 'error: 1 records are damaged, in 1 files.\n'
 
 
-@pytest.mark.parametrize('words, said', [([], 'name the files'), (['--wirte'], 'wirte'), (['nope*'], 'no file')])
+@pytest.mark.parametrize('words, said', [([], 'FILES is missing'), (['--wirte'], 'wirte'), (['nope*'], 'no file')])
 def test_index_records_refuses_what_it_cannot_do_in_one_line(words, said, capsys):
     assert index_records.main(words) == 2
     error = capsys.readouterr().err.strip()
     assert said in error and '\n' not in error
-
-
-def test_index_records_has_a_help_text(capsys):
-    assert index_records.main(['--help']) == 0
-    assert 'python -m tools.index_records' in capsys.readouterr().out
 
 
 def test_an_index_of_ten_million_records_takes_four_bytes_a_record_and_loads_quickly(tmp_path, scans):

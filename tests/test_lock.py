@@ -11,7 +11,6 @@ import pytest
 
 from ctl.errors import UserError
 from ctl.runtime.lock import owned
-from tests.runs import ROOT
 
 HOLD = """
 import pathlib, sys, time
@@ -26,7 +25,7 @@ with owned(pathlib.Path(sys.argv[1]), print):
 def holder(tmp_path):
     """Another process that holds the workdir."""
     with subprocess.Popen(
-        [sys.executable, '-c', HOLD, str(tmp_path / 'run')], cwd=ROOT, stdout=subprocess.PIPE, text=True
+        [sys.executable, '-c', HOLD, str(tmp_path / 'run')], stdout=subprocess.PIPE, text=True
     ) as process:
         assert process.stdout.readline() == 'held\n'
         yield process

@@ -116,7 +116,6 @@ def make(tmp_path, text, *words):
     (tmp_path / 'text.txt').write_text(text)
     return subprocess.run(
         [sys.executable, '-m', 'tools.make_bert_records', f'--output={tmp_path / "records"}', *words],
-        cwd=ROOT,
         env={**os.environ, 'TF_CPP_MIN_LOG_LEVEL': '3'},
         capture_output=True,
         text=True,

@@ -5,6 +5,7 @@ import importlib.metadata
 import pathlib
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 
@@ -12,23 +13,25 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from tests.runs import write_data
+
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 
 
-def read_pyproject():
+def read_pyproject(folder=ROOT):
     if sys.version_info >= (3, 11):
         import tomllib
     else:
         import tomli as tomllib  # pytest brings it
-    return tomllib.loads((ROOT / 'pyproject.toml').read_text())
+    return tomllib.loads((folder / 'pyproject.toml').read_text())
 
 
 PYPROJECT = read_pyproject()
 
 
-def pinned():
-    """name -> version, for this Python and platform."""
-    lines = (ROOT / 'requirements.txt').read_text().splitlines()
+def pinned(lines=None):
+    """name -> version, for this Python and platform; of requirements.txt, or of other lines like its."""
+    lines = lines or (ROOT / 'requirements.txt').read_text().splitlines()
     requirements = [Requirement(line) for line in lines if line.strip()]
     return {
         canonicalize_name(r.name): str(r.specifier).removeprefix('==')
@@ -55,8 +58,38 @@ def test_requirements_are_all_that_the_dependencies_need_and_no_more():
     assert needed == set(pinned())
 
 
-def test_requirements_name_no_host_and_no_hash():
-    assert not re.search(r'://|--hash|--index|--find', (ROOT / 'requirements.txt').read_text())
+def test_everything_that_is_installed_is_at_the_version_that_pyproject_pins():
+    """What is tested today is what is installed next month: uv keeps to the constraints, pip to requirements.txt."""
+    constraints = pinned(PYPROJECT['tool']['uv']['constraint-dependencies'])
+    installed = {canonicalize_name(d.name): d.version for d in importlib.metadata.distributions()}
+    others = {'ctl', 'pip', 'uv'}  # not of the project, where they are there
+    assert {name: version for name, version in installed.items() if name not in others | constraints.keys()} == {}
+    assert {name: constraints[name] for name in installed.keys() - others} == {
+        name: version for name, version in installed.items() if name not in others
+    }
+    assert pinned().items() <= constraints.items()
+
+
+def test_pinned_versions_name_no_host_and_no_hash():
+    constraints = '\n'.join(PYPROJECT['tool']['uv']['constraint-dependencies'])
+    assert not re.search(r'://|--hash|--index|--find', (ROOT / 'requirements.txt').read_text() + constraints)
+
+
+def test_versions_are_renewed_in_both_files_and_nothing_else_is_touched(tmp_path, monkeypatch):
+    """With an uv of our own, that finds one version of everything."""
+    from tools import pin_versions
+
+    for name in ('pyproject.toml', 'requirements.txt'):
+        (tmp_path / name).write_text((ROOT / name).read_text())
+    solved = {'--no-dev': 'numpy==9\n', '--all-groups': "numpy==9\npytest==9 ; python_full_version < '3.11'\n"}
+    monkeypatch.setattr(pin_versions, 'ROOT', tmp_path)
+    monkeypatch.setattr(pin_versions, '_uv', lambda folder, *words: solved.get(words[-1], ''))
+    assert pin_versions.main([]) == 0
+    assert (tmp_path / 'requirements.txt').read_text() == solved['--no-dev']
+    before, after = (read_pyproject(folder) for folder in (ROOT, tmp_path))
+    assert after['tool']['uv'].pop('constraint-dependencies') == solved['--all-groups'].splitlines()
+    before['tool']['uv'].pop('constraint-dependencies')
+    assert before == after
 
 
 def test_the_lock_file_stays_out_of_git():
@@ -120,10 +153,10 @@ def test_the_script_for_slurm_is_bash_that_runs_what_there_is():
 
 def check_command(words):
     """Whether ctl.train knows every flag of a command."""
-    from ctl import flags, train
+    from ctl import train
 
     assert words[:3] == ['python', '-m', 'ctl.train']
-    request = flags.parse(words[3:], train.PROGRAM)
+    request = train.PROGRAM.parse(words[3:])
     assert request.config.devices.strategy == 'multi_worker'
 
 
@@ -133,3 +166,48 @@ def test_tests_of_a_group_share_a_worker_process(request):
     if request.config.getoption('dist', 'no') != 'loadgroup' and not hasattr(request.config, 'workerinput'):
         pytest.skip('one process')
     assert request.node.nodeid.endswith('@packaging')
+
+
+@pytest.fixture
+def a_folder_with_packages_of_ones_own(tmp_path, monkeypatch):
+    """Called as ours are: a repository of somebody's experiments mostly has such."""
+    for name in ('tools', 'experiments'):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / '__init__.py').write_text('raise ImportError("not yours")')
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def train_here(python, words):
+    """A dry run of ctl.train, as started in this folder; what it printed."""
+    done = subprocess.run([python, '-m', 'ctl.train', *words, '--dry_run'], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_it_trains_from_a_folder_that_has_tools_and_experiments_of_its_own(a_folder_with_packages_of_ones_own):
+    words = write_data(a_folder_with_packages_of_ones_own)
+    assert 'Dry run: the run could start.' in train_here(sys.executable, words)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('how', ['editable', 'wheel'])
+def test_installed_elsewhere_it_works_from_any_folder(how, a_folder_with_packages_of_ones_own, monkeypatch):
+    """An environment of one's own, which here borrows what ours has; the package index gives what builds wheels."""
+    folder = a_folder_with_packages_of_ones_own
+    monkeypatch.delenv('PYTHONPATH')
+    uv = shutil.which('uv') or pytest.skip('uv is not there')
+    subprocess.run([uv, 'venv', '--quiet', '--python', sys.executable, 'env'], check=True)
+    python = str(folder / 'env' / 'bin' / 'python')
+    (site,) = (folder / 'env' / 'lib').glob('python*/site-packages')
+    (site / 'borrowed.pth').write_text(str(pathlib.Path(importlib.metadata.distribution('numpy').locate_file(''))))
+    words = ['-e', str(ROOT)] if how == 'editable' else [str(ROOT)]
+    subprocess.run([uv, 'pip', 'install', '--quiet', '--python', python, '--no-deps', *words], check=True)
+    found = subprocess.run(
+        [python, '-c', 'import ctl; print(ctl.__file__)'], capture_output=True, text=True, check=True
+    ).stdout.strip()
+    assert pathlib.Path(found).is_relative_to(ROOT if how == 'editable' else site)
+    assert 'Dry run: the run could start.' in train_here(python, write_data(folder))
+    tool = pathlib.Path(found).parent.parent / 'tools' / 'make_digits.py'
+    assert subprocess.run([python, str(tool), 'digits'], timeout=300).returncode == 0
+    assert (folder / 'digits' / 'about.json').exists()

@@ -17,7 +17,6 @@ def in_a_process(*words, **environment):
     """The door in a fresh process, as a user opens it."""
     return subprocess.run(
         [sys.executable, '-m', 'ctl.train', *words],
-        cwd=ROOT,
         env={**os.environ, **environment},
         capture_output=True,
         text=True,
@@ -278,7 +277,6 @@ def test_on_a_terminal_there_is_a_progress_bar_with_step_loss_rate_and_time_left
     )
     result = subprocess.run(
         [sys.executable, '-c', code, *words],
-        cwd=ROOT,
         capture_output=True,
         text=True,
         timeout=300,

@@ -10,7 +10,6 @@ import pytest
 
 from tests import image_records
 from tests.runs import (
-    ROOT,
     Workdir,
     door,
     door_until,
@@ -152,7 +151,7 @@ def test_workers_that_are_given_different_things_are_refused_by_name(flags, tmp_
 
 def launch(*words, timeout=240):
     return subprocess.run(
-        [sys.executable, '-m', 'tools.launch', *words], cwd=ROOT, capture_output=True, text=True, timeout=timeout
+        [sys.executable, '-m', 'tools.launch', *words], capture_output=True, text=True, timeout=timeout
     )
 
 
@@ -199,9 +198,7 @@ def test_launch_refuses_what_it_does_not_understand_in_one_line(words):
 @pytest.mark.xdist_group('workers')
 def test_launch_passes_a_signal_on_and_ends_with_75(flags, tmp_path):
     words = ['--workers=2', '--restarts=5', '--', *flags, '--config.train.steps=100000', f'--workdir={tmp_path}']
-    with subprocess.Popen(
-        [sys.executable, '-m', 'tools.launch', *words], cwd=ROOT, stdout=subprocess.PIPE, text=True
-    ) as process:
+    with subprocess.Popen([sys.executable, '-m', 'tools.launch', *words], stdout=subprocess.PIPE, text=True) as process:
         for line in process.stdout:
             if line.startswith('worker 0 | step 20/'):
                 process.send_signal(signal.SIGTERM)

@@ -1,1 +1,1 @@
-"""Programs a person runs: python -m tools.<name>."""
+"""Programs a person runs: python -m tools.<name>. `python -m tools` lists them."""

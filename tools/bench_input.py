@@ -2,10 +2,10 @@
 
     python -m tools.bench_input --experiment=bert_mlm
 
-Takes the flags of ctl.train. Each round runs every pipeline once, for some seconds, after a warm-up; the medians over
-the rounds are printed, and the ratio of ours to the others. CPU time is of the whole process. Then, also in turn: the
-time to the first batch from an early and from a late step, and the speed of indexing; and the peak of the process's
-memory over 10 epochs. Quote ratios.
+Takes the flags of ctl.train, or the --workdir of a run. Each round runs every pipeline once, for some seconds, after a
+warm-up; the medians over the rounds are printed, and the ratio of ours to the others. CPU time is of the whole process.
+Then, also in turn: the time to the first batch from an early and from a late step, and the speed of indexing; and the
+peak of the process's memory over 10 epochs. Quote ratios.
 """
 
 import json
@@ -17,6 +17,7 @@ import time
 from absl import flags as absl_flags
 
 from ctl import flags
+from ctl.command_line import say_aside
 
 EARLY_AND_LATE = (10, 10_000_000)
 
@@ -27,7 +28,7 @@ def _define(values: absl_flags.FlagValues) -> None:
     absl_flags.DEFINE_bool('json', False, 'print one JSON object', flag_values=values)
 
 
-PROGRAM = flags.Program('tools.bench_input', _define)
+PROGRAM = flags.ExperimentProgram('tools.bench_input', __doc__, _define, only_reads=True)
 
 
 def main(argv: list[str]) -> int:
@@ -43,9 +44,9 @@ def bench(request: flags.Request) -> None:
 
     config = request.config
     devices.make_strategy(config.devices)
-    default_data = choose_data(request.name, request.module, config, flags.say_aside)
+    default_data = choose_data(request.name, request.module, config, say_aside)
     experiment = request.module.make_experiment(config)
-    data = find_data(config.copy_and_resolve_references(), 1, default_data, flags.say_aside)
+    data = find_data(config.copy_and_resolve_references(), 1, default_data, say_aside)
     source = records.make_source(data.train, experiment, data.bad)
     pipelines = {'raw read': (1024, _raw_read(source)), 'TF1 style, batch 32': (32, _one_by_one(source, 32))}
     for batch_size in (32, 256):

@@ -7,7 +7,6 @@ class counts in global batches of 64, over that of a full shuffle (1 is as good)
 those blocks and windows, the median of three turns.
 """
 
-import os
 import pathlib
 import statistics
 import sys
@@ -16,7 +15,7 @@ import time
 
 import numpy as np
 
-from ctl.errors import exit_code_of
+from ctl.command_line import Program, Request
 
 FILES, FILE_RECORDS, CLASSES, GLOBAL_BATCH, EPOCHS, TURNS = 8, 2000, 10, 64, 5, 3
 # data.block_records and data.window_records; the defaults are among them.
@@ -58,16 +57,15 @@ def sorted_classes() -> dict[str, np.ndarray]:
     }
 
 
+PROGRAM = Program('tools.bench_shuffle', __doc__)
+
+
 def main(argv: list[str]) -> int:
-    """Prints the table, and returns the exit code."""
-    if argv:
-        print(__doc__)
-        return 0
-    os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
-    return exit_code_of(bench)
+    """Runs one command line, without the program's name, and returns the exit code."""
+    return PROGRAM.run(argv, bench)
 
 
-def bench() -> None:
+def bench(request: Request) -> None:
     """Reads the records with every choice in turn, and prints a row for each."""
     from ctl.runtime import reporting
 

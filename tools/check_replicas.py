@@ -15,6 +15,7 @@ from absl import flags as absl_flags
 
 from ctl import config as config_lib
 from ctl import flags
+from ctl.command_line import say_aside
 from ctl.errors import GuardError, UserError
 
 # Relative to the norm. Adam divides by gradients that may be near zero, which makes rounding larger.
@@ -29,7 +30,7 @@ def _define(values: absl_flags.FlagValues) -> None:
     absl_flags.DEFINE_integer('steps', 5, 'weight updates', lower_bound=1, flag_values=values)
 
 
-PROGRAM = flags.Program('tools.check_replicas', _define)
+PROGRAM = flags.ExperimentProgram('tools.check_replicas', __doc__, _define, only_reads=True)
 
 
 def main(argv: list[str]) -> int:
@@ -91,8 +92,8 @@ def _read_data(request: flags.Request, most: int):
     unit = int(np.lcm.reduce(_numbers(request, 'replicas')))
     for microbatches in _numbers(request, 'microbatches'):
         choices.check_batch(config.train.global_batch_size, unit, microbatches)
-    default_data = choose_data(request.name, request.module, config, flags.say_aside)
-    data = find_data(config, unit, default_data, flags.say_aside)
+    default_data = choose_data(request.name, request.module, config, say_aside)
+    data = find_data(config, unit, default_data, say_aside)
     experiment = request.module.make_experiment(config)
     return records.make_source(data.train, experiment, data.bad), data.layout
 

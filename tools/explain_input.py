@@ -2,8 +2,9 @@
 
     python -m tools.explain_input --experiment=bert_mlm --config.devices.replicas=4 --steps=0:2 --verify
 
-Takes the flags of ctl.train; where the workdir holds a run, it is that run's input. `--verify` runs the real pipeline
-for those steps and compares what comes out with what was said: any difference ends with exit code 3.
+Takes the flags of ctl.train. With the --workdir of a run it takes the config of that run, and needs no other flag;
+--config flags are then as for a later start of it. `--verify` runs the real pipeline for those steps and compares what
+comes out with what was said: any difference ends with exit code 3.
 """
 
 import itertools
@@ -14,8 +15,8 @@ from collections.abc import Iterator
 import numpy as np
 from absl import flags as absl_flags
 
-from ctl import config as config_lib
 from ctl import flags
+from ctl.command_line import say_aside
 from ctl.errors import GuardError, UserError
 
 Fed = list[list[int]]  # record numbers of each replica in one step
@@ -32,7 +33,7 @@ def _define(values: absl_flags.FlagValues) -> None:
     )
 
 
-PROGRAM = flags.Program('tools.explain_input', _define)
+PROGRAM = flags.ExperimentProgram('tools.explain_input', __doc__, _define, only_reads=True)
 
 
 def main(argv: list[str]) -> int:
@@ -43,15 +44,14 @@ def main(argv: list[str]) -> int:
 def explain(request: flags.Request) -> None:
     """Does what is asked for; raises UserError and GuardError."""
     from ctl.data.inputs import choose_data, find_data
-    from ctl.runtime import devices, plan, workdir
+    from ctl.runtime import devices, plan
 
     steps, workers = _steps(request.own['steps']), request.own['workers']
     config = request.config
     strategy = devices.make_strategy(config.devices)
     replicas = workers * strategy.num_replicas_in_sync
-    default_data = choose_data(request.name, request.module, config, flags.say_aside)
-    config_lib.resume(config, workdir.read_config(request.workdir))
-    data = find_data(config, replicas, default_data, flags.say_aside, workers=workers)
+    default_data = choose_data(request.name, request.module, config, say_aside)
+    data = find_data(config, replicas, default_data, say_aside, workers=workers)
     with strategy.scope():
         experiment = request.module.make_experiment(config)
     data = data.for_batches(experiment.update_names(config.train))
@@ -65,7 +65,7 @@ def explain(request: flags.Request) -> None:
         print(_coverage(data))
     if request.own['verify']:
         _verify(experiment, data, strategy, replicas, steps, workers)
-        flags.say_aside(f'verified: the pipeline read exactly this in steps {steps.start} to {steps.stop - 1}.')
+        say_aside(f'verified: the pipeline read exactly this in steps {steps.start} to {steps.stop - 1}.')
 
 
 def _print_json(data, step: int, replicas: int) -> None:

@@ -12,46 +12,41 @@ import sys
 
 from absl import flags
 
-from ctl.errors import GuardError, UserError, exit_code_of
+from ctl.command_line import Program, Request
+from ctl.errors import GuardError
 
 # Damaged records listed; of more, only the number.
 MOST_LINES = 20
 
 
+def _define(values: flags.FlagValues) -> None:
+    flags.DEFINE_bool('write', False, 'write the index beside the files', flag_values=values)
+
+
+PROGRAM = Program('tools.index_records', __doc__, _define, words='FILES', least=1, most=None)
+
+
 def main(argv: list[str]) -> int:
     """Runs one command line, without the program's name, and returns the exit code."""
-    return exit_code_of(lambda: index(argv))
+    return PROGRAM.run(argv, index)
 
 
-def index(argv: list[str]) -> None:
+def index(request: Request) -> None:
     """Does what is asked for.
 
     Raises:
-      UserError: for wrong flags, or files that are no TFRecord files.
+      UserError: for files that are no TFRecord files.
       GuardError: when records are damaged.
     """
-    values = flags.FlagValues()
-    flags.DEFINE_bool('write', False, 'write the index beside the files', flag_values=values)
-    if any(word in ('--help', '-h', '-help') for word in argv):
-        print(__doc__)
-        return
-    try:
-        patterns = values(['tools.index_records', *argv])[1:]
-    except flags.Error as error:
-        raise UserError(' '.join(str(error).split())) from None
-    if not patterns:
-        raise UserError("name the files: python -m tools.index_records 'records/train*' [--write]")
-
-    os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
     from ctl.data import tables
     from ctl.data.index import find_files, load_index
     from ctl.runtime import reporting
 
     reporting.quiet(-1)
-    found = load_index(find_files(','.join(patterns), 'files'), reporting.make_console())
+    found = load_index(find_files(','.join(request.words), 'files'), reporting.make_console())
     compressed = int(found.sequential.sum())
     print(f'{len(found.files)} files, {found.records:,} records' + (f'; {compressed} compressed' if compressed else ''))
-    if values.write:
+    if request.own['write']:
         contents = dict(zip(found.files, found.contents, strict=True))
         for folder in sorted({os.path.dirname(path) for path in found.files}):
             print(f'wrote {tables.write_beside(folder, contents)}')

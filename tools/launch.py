@@ -14,10 +14,13 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Sequence
 
 from absl import flags
 
-from ctl.errors import GuardError, Interrupted, UserError, exit_code_of
+from ctl.command_line import Program, Request
+from ctl.errors import GuardError, Interrupted, UserError
+from ctl.flags import COMMAND_VARIABLE
 
 # How long the others have to end by themselves when one has ended with an error.
 PATIENCE_SECONDS = 60.0
@@ -25,31 +28,25 @@ PATIENCE_SECONDS = 60.0
 _FINAL = (UserError.exit_code, GuardError.exit_code)
 
 
-def main(argv: list[str]) -> int:
-    """Runs one command line, without the program's name, and returns the exit code."""
-    if any(word in ('--help', '-h') for word in argv):
-        print(__doc__)
-        return 0
-    codes: list[int] = []
-    return exit_code_of(lambda: codes.append(launch(argv))) or codes[0]
-
-
-def launch(argv: list[str]) -> int:
-    """Does what is asked for, and returns the exit code of the run; raises UserError."""
-    values = flags.FlagValues()
+def _define(values: flags.FlagValues) -> None:
     flags.DEFINE_integer('workers', 2, 'processes', lower_bound=1, flag_values=values)
     flags.DEFINE_integer('restarts', 0, 'times that all are started again', lower_bound=0, flag_values=values)
-    own, dashes, words = _split(argv)
-    try:
-        rest = values(['tools.launch', *own])[1:]
-    except flags.Error as error:
-        raise UserError(' '.join(str(error).split())) from None
-    if rest or not dashes:
-        raise UserError('what ctl.train is given stands after --: tools.launch --workers=2 -- --experiment=bert_mlm')
-    launcher = _Launcher(values.workers, words)
+
+
+PROGRAM = Program('tools.launch', __doc__, _define, words='-- FLAGS_OF_CTL_TRAIN', least=1, most=None)
+
+
+def main(argv: list[str]) -> int:
+    """Runs one command line, without the program's name, and returns the exit code."""
+    return PROGRAM.run(argv, launch)
+
+
+def launch(request: Request) -> int:
+    """Does what is asked for, and returns the exit code of the run."""
+    launcher = _Launcher(request.own['workers'], request.words, request.command)
     before = {number: signal.signal(number, launcher.pass_on) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
-        for left in range(values.restarts, -1, -1):
+        for left in range(request.own['restarts'], -1, -1):
             code = launcher.run()
             if code == 0 or code in _FINAL or launcher.signalled or not left:
                 return code
@@ -60,18 +57,12 @@ def launch(argv: list[str]) -> int:
     return code
 
 
-def _split(argv: list[str]) -> tuple[list[str], bool, list[str]]:
-    if '--' not in argv:
-        return argv, False, []
-    at = argv.index('--')
-    return argv[:at], True, argv[at + 1 :]
-
-
 class _Launcher:
     """The processes of one run, and the signals for them."""
 
-    def __init__(self, workers: int, words: list[str]):
-        self._count, self._words = workers, words
+    def __init__(self, workers: int, words: Sequence[str], command: str):
+        """`words` for ctl.train; `command` is what the person typed, for the message on how to go on."""
+        self._count, self._words, self._command = workers, words, command
         self._processes: list[subprocess.Popen] = []
         self.signalled = False
 
@@ -103,7 +94,7 @@ class _Launcher:
         config = {'cluster': cluster, 'task': {'type': 'worker', 'index': index}}
         return subprocess.Popen(
             [sys.executable, '-m', 'ctl.train', '--config.devices.strategy=multi_worker', *self._words],
-            env={**os.environ, 'TF_CONFIG': json.dumps(config)},
+            env={**os.environ, 'TF_CONFIG': json.dumps(config), COMMAND_VARIABLE: self._command},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

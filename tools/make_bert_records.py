@@ -17,18 +17,18 @@ import itertools
 import json
 import pathlib
 import re
-import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import tokenizers
-from absl import app, flags
+from absl import flags
 
 from ctl import cache
-from ctl.errors import UserError, exit_code_of
+from ctl.command_line import Program, Request
+from ctl.commands import command
+from ctl.errors import UserError
 from ctl.experiment import DefaultData
-from tools import record_files
 
 Documents = list[list[str]]  # documents of sentences
 TokenDocuments = list[list[list[int]]]
@@ -143,6 +143,8 @@ def read_text(pattern: str) -> Iterator[list[str]]:
 
 def write_records(documents: Documents, folder: pathlib.Path, vocab_size: int, max_length: int, max_predictions: int):
     """Learns a vocabulary; writes `train-*.tfrecord`, `eval-*.tfrecord`, `vocab.txt` and `about.json` to `folder`."""
+    from tools import record_files  # imports TensorFlow
+
     folder.mkdir(parents=True, exist_ok=True)
     held_out = documents[HELD_OUT - 1 :: HELD_OUT]
     training = [document for i, document in enumerate(documents) if i % HELD_OUT != HELD_OUT - 1]
@@ -260,39 +262,52 @@ def _mask(first, second, label, rng, vocab_size, max_length, max_predictions) ->
     }
 
 
-def main(argv: list[str]) -> None:
-    """Makes the records that the flags ask for, and says what to check in them."""
-    if len(argv) > 1:
-        raise UserError(f'{argv[1]}: flags begin with --.')
-    values = flags.FLAGS
-    output = pathlib.Path(values.output)
+def _define(values: flags.FlagValues) -> None:
+    flags.DEFINE_string(
+        'text', '', 'glob of text files; docstrings of installed packages if not given', flag_values=values
+    )
+    flags.DEFINE_string('output', None, 'a new folder for the records', flag_values=values)
+    flags.DEFINE_integer(
+        'vocab_size', 30522, 'tokens in the vocabulary', lower_bound=len(SPECIAL_TOKENS) + 1, flag_values=values
+    )
+    flags.DEFINE_integer('max_length', 128, 'tokens in a record', lower_bound=8, flag_values=values)
+    flags.DEFINE_integer('max_predictions', 20, 'masked tokens in a record, at most', lower_bound=1, flag_values=values)
+
+
+PROGRAM = Program('tools.make_bert_records', __doc__, _define, needed=('output',))
+
+
+def main(argv: list[str]) -> int:
+    """Runs one command line, without the program's name, and returns the exit code."""
+    return PROGRAM.run(argv, make)
+
+
+def make(request: Request) -> None:
+    """Makes the records that the flags ask for, and says what to check in them; raises UserError."""
+    text, output = request.own['text'], pathlib.Path(request.own['output'])
+    shape = {name: request.own[name] for name in ('vocab_size', 'max_length', 'max_predictions')}
     if output.exists():
         raise UserError(f'--output={output}: is there already. Name a folder that is not.')
-    documents = list(read_text(values.text) if values.text else read_docstrings())
+    documents = list(read_text(text) if text else read_docstrings())
     if len(documents) < HELD_OUT:
         raise UserError(f'{len(documents)} documents are too few: every {HELD_OUT}th is held out for evaluation.')
     if sum(map(len, documents)) < 2 * len(documents):
         print('warning: most documents are one sentence. Does a blank line stand between sentences of one document?')
-    if values.max_predictions < MASKED_PART * values.max_length:
-        wanted = round(MASKED_PART * values.max_length)
-        print(f'warning: --max_predictions={values.max_predictions} cuts off masking: full records want {wanted}.')
+    if shape['max_predictions'] < MASKED_PART * shape['max_length']:
+        wanted = round(MASKED_PART * shape['max_length'])
+        print(f'warning: --max_predictions={shape["max_predictions"]} cuts off masking: full records want {wanted}.')
     with cache.appears_whole(output) as scratch:
-        write_records(documents, scratch, values.vocab_size, values.max_length, values.max_predictions)
+        write_records(documents, scratch, **shape)
     about = json.loads((output / 'about.json').read_text())
     print(f'{about["sentences"]:,} sentences, {about["tokens"]:,} tokens. Train on them with:')
     settings = {
         'data.train': f'{output}/train-*',
         'data.eval': f'{output}/eval-*',
-        **{f'model.{name}': values[name].value for name in ('vocab_size', 'max_length', 'max_predictions')},
+        **{f'model.{name}': value for name, value in shape.items()},
     }
-    words = ' '.join(f'--config.{key}={shlex.quote(str(value))}' for key, value in settings.items())
-    print(f'python -m ctl.train --experiment=bert_mlm {words}')
+    words = [f'--config.{key}={value}' for key, value in settings.items()]
+    print(command('ctl.train', '--experiment=bert_mlm', *words))
 
 
 if __name__ == '__main__':
-    flags.DEFINE_string('text', '', 'glob of text files; docstrings of installed packages if not given')
-    flags.DEFINE_string('output', None, 'a new folder for the records', required=True)
-    flags.DEFINE_integer('vocab_size', 30522, 'tokens in the vocabulary', lower_bound=len(SPECIAL_TOKENS) + 1)
-    flags.DEFINE_integer('max_length', 128, 'tokens in a record', lower_bound=8)
-    flags.DEFINE_integer('max_predictions', 20, 'masked tokens in a record, at most', lower_bound=1)
-    sys.exit(exit_code_of(lambda: app.run(main)))
+    sys.exit(main(sys.argv[1:]))

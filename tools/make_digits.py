@@ -19,7 +19,8 @@ from collections.abc import Callable
 import numpy as np
 
 from ctl import cache
-from ctl.errors import UserError, exit_code_of
+from ctl.command_line import Program, Request
+from ctl.errors import UserError
 from ctl.experiment import DefaultData
 
 SIZE, CLASSES = 8, 10
@@ -158,20 +159,22 @@ def _noisy_distances(path: pathlib.Path, pixels: np.ndarray) -> dict[str, float]
     }
 
 
-def main(argv: list[str]) -> None:
+PROGRAM = Program('tools.make_digits', __doc__, words='[FOLDER]', most=1)
+
+
+def main(argv: list[str]) -> int:
+    """Runs one command line, without the program's name, and returns the exit code."""
+    return PROGRAM.run(argv, make)
+
+
+def make(request: Request) -> None:
     """Makes the folder named, or the one in the cache, and says where it is."""
-    if any(word in ('--help', '-h', '-help') for word in argv):
-        print(__doc__)
-        return
-    if len(argv) > 1 or argv and argv[0].startswith('-'):
-        raise UserError(f'{argv[-1]}: give nothing, or one new folder: python -m tools.make_digits [FOLDER]')
-    os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
-    if argv:
-        with cache.appears_whole(pathlib.Path(argv[0])) as scratch:
+    if request.words:
+        with cache.appears_whole(pathlib.Path(request.words[0])) as scratch:
             write(scratch)
     else:
         print(folder(print))
 
 
 if __name__ == '__main__':
-    sys.exit(exit_code_of(lambda: main(sys.argv[1:])))
+    sys.exit(main(sys.argv[1:]))

@@ -9,9 +9,7 @@ order of the alphabet, and so on; `labels.txt` has them. Every 20th image is hel
 
 import concurrent.futures
 import contextlib
-import os
 import pathlib
-import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
 
@@ -19,7 +17,9 @@ import numpy as np
 from absl import flags
 
 from ctl import cache
-from ctl.errors import UserError, exit_code_of
+from ctl.command_line import Program, Request
+from ctl.commands import command
+from ctl.errors import UserError
 
 SIZES = (8, 16, 32, 64, 128)  # that gan_images has networks for
 SUFFIXES = ('.png', '.jpg', '.jpeg')
@@ -29,51 +29,47 @@ HELD_OUT = 20  # every 20th image is for evaluation
 CHUNK = 512
 
 
-def main(argv: list[str]) -> int:
-    """Runs one command line, without the program's name, and returns the exit code."""
-    return exit_code_of(lambda: make(argv))
-
-
-def make(argv: list[str]) -> None:
-    """Does what is asked for; raises UserError."""
-    values = flags.FlagValues()
+def _define(values: flags.FlagValues) -> None:
     flags.DEFINE_string('output', None, 'a new folder for the records', flag_values=values)
     flags.DEFINE_integer('size', 64, 'height and width of the stored images, pixels', flag_values=values)
     flags.DEFINE_integer('channels', 3, '3 for colour, 1 for grey', flag_values=values)
     flags.DEFINE_bool('skip_bad', False, 'leave out files that are no image, and say which', flag_values=values)
-    if any(word in ('--help', '-h', '-help') for word in argv):
-        print(__doc__)
-        return
-    try:
-        folders = values(['tools.make_image_records', *argv])[1:]
-    except flags.Error as error:
-        raise UserError(' '.join(str(error).split())) from None
-    if len(folders) != 1 or not values.output:
-        raise UserError('name one folder of images: python -m tools.make_image_records FOLDER --output=records')
-    if values.size not in SIZES:
-        raise UserError(f'--size={values.size}: take one of {", ".join(map(str, SIZES))}, which gan_images trains on.')
-    if values.channels not in (1, 3):
-        raise UserError(f'--channels={values.channels}: take 3 for colour, or 1 for grey.')
-    folder, output = pathlib.Path(folders[0]), pathlib.Path(values.output)
+
+
+PROGRAM = Program('tools.make_image_records', __doc__, _define, words='FOLDER', least=1, most=1, needed=('output',))
+
+
+def main(argv: list[str]) -> int:
+    """Runs one command line, without the program's name, and returns the exit code."""
+    return PROGRAM.run(argv, make)
+
+
+def make(request: Request) -> None:
+    """Does what is asked for; raises UserError."""
+    size, channels = request.own['size'], request.own['channels']
+    if size not in SIZES:
+        raise UserError(f'--size={size}: take one of {", ".join(map(str, SIZES))}, which gan_images trains on.')
+    if channels not in (1, 3):
+        raise UserError(f'--channels={channels}: take 3 for colour, or 1 for grey.')
+    folder, output = pathlib.Path(request.words[0]), pathlib.Path(request.own['output'])
     if output.exists():
         raise UserError(f'--output={output}: is there already. Name a folder that is not.')
     paths = find_images(folder)
     labels = find_labels(folder, paths)
-    os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
     with cache.appears_whole(output) as scratch:
-        counts = write_records(paths, labels, scratch, values.size, values.channels, values.skip_bad)
+        counts = write_records(paths, labels, scratch, size, channels, request.own['skip_bad'])
     names = sorted(set(labels))
     kinds = f' of {len(names)} classes' if names else ''
     print(f'{counts[0]:,} images for training, {counts[1]:,} for evaluation{kinds}. Train on them with:')
     settings = {
         'data.train': f'{output}/train-*',
         'data.eval': f'{output}/eval-*',
-        'model.size': values.size,
-        'model.channels': values.channels,
+        'model.size': size,
+        'model.channels': channels,
         'model.classes': len(names),
     }
-    words = ' '.join(f'--config.{key}={shlex.quote(str(value))}' for key, value in settings.items())
-    print(f'python -m ctl.train --experiment=gan_images {words}')
+    words = [f'--config.{key}={value}' for key, value in settings.items()]
+    print(command('ctl.train', '--experiment=gan_images', *words))
 
 
 def find_images(folder: pathlib.Path) -> list[pathlib.Path]:

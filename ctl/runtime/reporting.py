@@ -10,6 +10,8 @@ import orbit.controller
 import rich.console
 import rich.progress
 
+from ctl.commands import command
+
 
 def make_console(quiet: bool = False) -> rich.console.Console:
     """Standard output: 80 columns or the terminal's; 120 where it is no terminal, so that tables keep their shape."""
@@ -100,7 +102,7 @@ def print_summary(
         f'  metrics       {workdir / "metrics.jsonl"}',
         f'  config        {workdir / "config.json"}',
         *([f'  pictures      {workdir / "pictures"}'] if (workdir / 'pictures').exists() else []),
-        f'  TensorBoard   tensorboard --logdir {workdir / "tensorboard"}',
+        f'  TensorBoard   {command("tensorboard.main", "--logdir", workdir / "tensorboard")}',
         f'  time          {time}',
     ]
     console.print('\n'.join(lines), markup=False)

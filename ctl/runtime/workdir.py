@@ -1,4 +1,4 @@
-"""The files a run leaves that other programs read: config.json and metrics.jsonl."""
+"""The files a run leaves that other programs read: run.json, config.json and metrics.jsonl."""
 
 import json
 import math
@@ -14,7 +14,15 @@ def read_config(workdir: pathlib.Path) -> dict | None:
     Raises:
       UserError: when it is not JSON.
     """
-    path = workdir / 'config.json'
+    return _read_json(workdir / 'config.json')
+
+
+def read_experiment(workdir: pathlib.Path) -> str | None:
+    """The experiment that `run.json` notes: a name, or the absolute path of a file; None where nothing is noted."""
+    return (_read_json(workdir / 'run.json') or {}).get('experiment')
+
+
+def _read_json(path: pathlib.Path) -> dict | None:
     if not path.exists():
         return None
     try:
@@ -30,6 +38,11 @@ def write_config(workdir: pathlib.Path, text: str) -> None:
         _replace(workdir / 'config.json', text)
     except OSError as error:
         raise UserError(f'--workdir={workdir}: cannot be written: {error.strerror}.') from None
+
+
+def write_experiment(workdir: pathlib.Path, experiment: str) -> None:
+    """Notes in `run.json` of which experiment the run in `workdir` is."""
+    _replace(workdir / 'run.json', json.dumps({'experiment': experiment}) + '\n')
 
 
 class MetricsFile:
