@@ -6,6 +6,7 @@ import json
 import os
 import pathlib
 import re
+import shlex
 import subprocess
 import sys
 import threading
@@ -109,6 +110,12 @@ def wait_for_step(process: subprocess.Popen, step: int) -> bool:
 def paste(line: str, timeout: float = 300, **how) -> subprocess.CompletedProcess:
     """Runs a line that a person was told to run, in a shell."""
     return subprocess.run(['bash', '-c', line], capture_output=True, text=True, timeout=timeout, **how)
+
+
+def words_for_the_door(line: str) -> list[str]:
+    """What a command that a person was told to run gives to ctl.train."""
+    words = shlex.split(line)
+    return words[words.index('ctl.train') + 1 :]
 
 
 def printed_after(words: str, text: str) -> str:

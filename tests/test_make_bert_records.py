@@ -4,7 +4,6 @@ import glob
 import os
 import pathlib
 import re
-import shlex
 import subprocess
 import sys
 
@@ -16,7 +15,7 @@ from hypothesis import strategies as st
 
 from ctl import cache
 from ctl.errors import UserError
-from tests.runs import Workdir, door
+from tests.runs import Workdir, door, paste, printed_after
 from tools import make_bert_records as maker
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -130,13 +129,9 @@ def test_records_made_from_text_by_the_command_train_with_the_command_it_prints(
     )
     assert made.returncode == 0, made.stderr
     assert 'warning: --max_predictions=2 cuts off masking: full records want 4' in made.stdout  # C50
-    command = made.stdout.splitlines()[-1].removeprefix('python -m ctl.train ')
-    assert (
-        door(
-            *shlex.split(command), '--config.train.steps=2', '--config.model.layers=1', f'--workdir={tmp_path / "run"}'
-        )
-        == 0
-    )
+    line = printed_after('Train on them with:\n', made.stdout)
+    done = paste(f'{line} --config.train.steps=2 --config.model.layers=1 --workdir=run', cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
 
 
 def test_text_with_a_blank_line_between_all_sentences_is_warned_about(tmp_path):  # C48

@@ -1,14 +1,11 @@
 """Images of a folder as records, and what is said of those that are none."""
 
-import re
-import shlex
-
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from ctl.data.index import find_files, load_index
-from tests.runs import Workdir, door, overrides
+from tests.runs import Workdir, door, overrides, printed_after, words_for_the_door
 from tools import make_image_records
 
 
@@ -43,11 +40,11 @@ def test_images_become_records_with_labels_from_their_folders_and_the_printed_co
         assert image.shape == (16, 16, 3)
         assert image.mean((0, 1)).argmax() == features['label'].int64_list.value[0]
     assert len(records) == 38
-    command = re.search(r'python -m ctl.train (.*)', out)[1]
     small = overrides(
         train__steps=2, train__global_batch_size=4, model__generator_width=4, model__discriminator_width=4, log__every=1
     )
-    assert door(*shlex.split(command), *small, f'--workdir={tmp_path / "run"}') == 0
+    words = words_for_the_door(printed_after('Train on them with:\n', out))
+    assert door(*words, *small, f'--workdir={tmp_path / "run"}') == 0
     assert [line['step'] for line in Workdir(tmp_path / 'run').lines('train')] == [1, 2]
 
 
@@ -99,11 +96,6 @@ def test_what_cannot_be_made_is_refused_in_one_line(tmp_path, capsys, make, word
     assert make_image_records.main([str(tmp_path / 'photos'), f'--output={tmp_path / "records"}', *words]) == 2
     error = capsys.readouterr().err.strip()
     assert said in error and '\n' not in error
-
-
-def test_gan_images_without_data_says_how_to_make_some(tmp_path, capsys):
-    assert door('--experiment=gan_images', f'--workdir={tmp_path}') == 2
-    assert 'python -m tools.make_image_records FOLDER' in capsys.readouterr().err
 
 
 def make_bad(folder, where):

@@ -15,9 +15,11 @@ from tests.runs import (
     door_until,
     finish,
     overrides,
+    printed_after,
     relative_difference,
     start_workers,
     without_rates,
+    words_for_the_door,
     write_data,
 )
 
@@ -136,7 +138,7 @@ def test_the_others_end_when_a_worker_is_lost_and_name_it_and_the_checkpoint(fla
     assert workers[left].returncode == 75, outputs
     error = outputs[left][1].splitlines()[-1]
     assert re.match(rf'worker {left} at \S+ lost worker {lost} at \S+: the newest checkpoint is \S+/ckpt-\d+\.', error)
-    assert 'Go on with: python -m ctl.train' in error
+    assert words_for_the_door(printed_after('Go on with: ', error)) == words
 
 
 @pytest.mark.xdist_group('workers')
