@@ -10,6 +10,6 @@
       -> optimizers      apply
       -> runtime/        devices, checkpoints, actions, reporting: around the path, not on it
 
-`train.py` and `loop.py` join these parts in the order they happen; `experiment.py` is what an experiment supplies, and
-`gan/` what GANs share.
+`train.py`, `session.py` and `loop.py` join these parts in the order they happen: the command line, who takes part, the
+run. `experiment.py` is what an experiment supplies, and `gan/` what GANs share.
 """

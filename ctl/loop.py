@@ -2,18 +2,11 @@
 
 import contextlib
 import dataclasses
-import errno
 import hashlib
-import os
-import pathlib
-import types
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import keras
-import ml_collections
 import orbit
-import rich.console
-import tensorflow as tf
 
 from ctl import config as config_lib
 from ctl.data import pipeline, records
@@ -23,73 +16,16 @@ from ctl.evaluator import Evaluator
 from ctl.experiment import Experiment
 from ctl.nonfinite import NonFinite
 from ctl.optimizers import make_optimizer
-from ctl.runtime import cluster, devices, lock, plan, reporting, signals
+from ctl.runtime import actions, cluster, devices, plan, reporting
 from ctl.runtime import workdir as workdir_lib
-from ctl.runtime.actions import Account, Best, Calendar, Evaluate, Report, Save, Together, Watch
-from ctl.runtime.checkpoints import Checkpoints, find_checkpoint, newest_in
-from ctl.runtime.clock import Clock, as_text
+from ctl.runtime.actions import Calendar, Numbers
+from ctl.runtime.checkpoints import Checkpoints, find_checkpoint
+from ctl.runtime.clock import as_text
 from ctl.runtime.pictures import Pictures
+from ctl.runtime.state import State
+from ctl.runtime.tensorboard import TensorBoard
+from ctl.session import Run, Session, started
 from ctl.step import Trainer
-
-
-@dataclasses.dataclass(frozen=True)
-class Run:
-    """What is asked for.
-
-    Attributes:
-      name: the experiment's.
-      module: its file: get_config(), make_experiment(config), perhaps make_default_data(config).
-      config: validated; takes the values that are chosen here, in place.
-      workdir: where config.json, metrics.jsonl, checkpoints/ and tensorboard/ are, or will be.
-      dry_run: print the plan, check that the run could start, write nothing in `workdir`, stop.
-      break_lock: take the workdir over from another machine.
-      experiment: as the workdir is to note it: a name, or the absolute path of a file; '' for `name`.
-      command: what was typed, for the message on how to go on.
-    """
-
-    name: str
-    module: types.ModuleType
-    config: ml_collections.ConfigDict
-    workdir: pathlib.Path
-    dry_run: bool = False
-    break_lock: bool = False
-    experiment: str = ''
-    command: str = ''
-
-
-@dataclasses.dataclass(frozen=True)
-class _Session:
-    """One start of a run: what was asked for, on which devices, and who is told, asked to end and timed.
-
-    Attributes:
-      say: prints a line; for a worker that is not the chief, with its name before it.
-      console: for the plan and the progress; quiet where this worker is not the chief.
-    """
-
-    asked: Run
-    workers: cluster.Cluster
-    strategy: tf.distribute.Strategy
-    console: rich.console.Console
-    say: Callable[[str], None]
-    stop: signals.Stop
-    clock: Clock
-
-    def announce(self, text: str) -> None:
-        """Prints a line that all workers would print, once."""
-        self.console.print(text, markup=False)
-
-    @property
-    def alone(self) -> bool:
-        return self.workers is cluster.ALONE
-
-
-@dataclasses.dataclass(frozen=True)
-class _Parts:
-    """What trains, and what is saved of it."""
-
-    experiment: Experiment
-    trainer: Trainer
-    checkpoints: Checkpoints
 
 
 def run(asked: Run) -> None:
@@ -100,142 +36,113 @@ def run(asked: Run) -> None:
       GuardError: when a guard stopped the run.
       Interrupted: when a signal did, or another worker is gone.
     """
-    clock, config = Clock(), asked.config
-    workers = cluster.ALONE
-    if config.devices.strategy == 'multi_worker':
-        workers = cluster.read_cluster(os.environ)
-    console = reporting.make_console(quiet=not workers.chief)
-
-    def say(text: str) -> None:
-        if workers.chief:
-            console.print(text, markup=False)
-        else:
-            print(f'worker {workers.index}: {text}', flush=True)
-
-    strategy = devices.make_strategy(config.devices, workers, say)  # before any other TensorFlow object
-    owned = lock.owned(asked.workdir, say, asked.break_lock)
-    if asked.dry_run or not workers.chief:
-        owned = contextlib.nullcontext()
-    with signals.Stop().watching() as stop, owned, _ends_explained(asked, workers):
-        _run(_Session(asked, workers, strategy, console, say, stop, clock))
+    with started(asked) as session:
+        _run(session)
 
 
-@contextlib.contextmanager
-def _ends_explained(asked: Run, workers: cluster.Cluster) -> Iterator[None]:
-    """Turns the loss of a worker, and a full disk, into what the user can act on."""
-    try:
-        yield
-    except tf.errors.OpError as error:
-        interruption = cluster.explain_loss(error, workers)
-        if interruption is None:
-            raise
-        newest = newest_in(asked.workdir / 'checkpoints') or 'none'
-        raise Interrupted(f'{interruption}: the newest checkpoint is {newest}. Go on with: {asked.command}') from None
-    except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-            raise
-        newest = newest_in(asked.workdir / 'checkpoints') or 'none'
-        raise GuardError(
-            f'{error.filename or asked.workdir} cannot be written: {error.strerror}. The newest checkpoint is {newest}.'
-        ) from None
+@dataclasses.dataclass(frozen=True)
+class _Parts:
+    """What trains, what it reads, and what is saved of it.
+
+    Attributes:
+      data: as the experiment's steps read it.
+      source, eval_source: the records of training and of evaluation, looked at.
+    """
+
+    experiment: Experiment
+    trainer: Trainer
+    checkpoints: Checkpoints
+    data: Data
+    source: records.Source
+    eval_source: records.Source
 
 
-def _run(session: _Session) -> None:
+def _run(session: Session) -> None:
     """The story of a run: data, model, where it left off, the plan, training, the summary."""
     asked, config, say = session.asked, session.asked.config, session.say
-    replicas = session.strategy.num_replicas_in_sync
     default_data = choose_data(asked.name, asked.module, config, say)
-    config_lib.resume(config, workdir_lib.read_config(asked.workdir))
-    data = find_data(config, replicas, default_data, say, session.console, len(session.workers.addresses))
-    _check_workers(session, data)
-    parts, data = _make_parts(session, data)
-    source, eval_source = (
-        records.make_source(index, parts.experiment, data.bad) for index in (data.train, data.evaluation)
-    )
+    _take_up(session)
+    found = find_data(config, session.replicas, default_data, say, session.console, len(session.workers.addresses))
+    _check_workers(session, found)
+    parts = _make_parts(session, found)
     step, started_from = _restore(session, parts.checkpoints)
     plan.print_plan(
         session.console,
         {
             'experiment': asked.name,
             **plan.device_rows(config, session.strategy, session.workers),
-            **plan.data_rows(config, data),
+            **plan.data_rows(config, parts.data),
             **plan.model_rows(parts.experiment, config.train),
             **plan.run_rows(asked.workdir, parts.checkpoints, step, config.train.steps, started_from),
         },
     )
-    metrics = workdir_lib.MetricsFile(asked.workdir, writes=session.workers.chief)
+    chief = session.workers.chief
+    metrics = workdir_lib.MetricsFile(asked.workdir, writes=chief)
     if asked.dry_run:
-        say(plan.feed_text(data, step, replicas))
+        say(plan.feed_text(parts.data, step, session.replicas))
         say('Dry run: the run could start. Nothing was trained, and nothing written to the workdir.')
         return
     if step > config.train.steps or (step == config.train.steps and metrics.has(step, 'eval')):
         say(f'Already at step {step} of {config.train.steps}. A larger --config.train.steps goes on from here.')
         return
 
-    _open_workdir(session, data, parts.checkpoints, metrics, step)
-    evaluator = _make_inputs(session, data, parts, source, eval_source, step)
-    try:
-        with records.explained(source, eval_source):
-            newest = _train(session, data, parts, evaluator, metrics)
-    except GuardError as error:
-        if error.step is not None:
-            say(plan.feed_text(data, error.step, replicas, most=None))
-        raise
-    except Interrupted as interruption:
-        saved = 'nothing was trained yet'
-        if parts.checkpoints.newest:
-            saved = f'saved at step {int(parts.trainer.step.numpy())}'
-        raise Interrupted(f'{interruption}: {saved}. Go on with: {asked.command}') from None
-    references = data.default.references if data.default else {}
-    reporting.print_summary(
-        session.console,
-        asked.workdir,
-        parts.checkpoints.newest,
-        newest,
-        next((_numbers(line) for line in metrics.read('eval') if line['step'] == 0), {}),
-        references,
-        bad_records=str(data.bad) if data.bad.skip else None,
-        time=as_text(session.clock.seconds),
-    )
+    numbers = Numbers(metrics, TensorBoard(asked.workdir, [o.name for o in parts.experiment.objectives], chief))
+    _open_workdir(session, parts, numbers, step)
+    evaluator = _make_inputs(session, parts, step)
+    with _stops_explained(session, parts), records.explained(parts.source, parts.eval_source):
+        newest = _train(session, parts, evaluator, numbers)
+    _print_summary(session, parts, metrics, newest)
 
 
-def _numbers(line: dict) -> dict[str, float]:
-    """The metrics of a line of metrics.jsonl."""
-    return {name: value for name, value in line.items() if isinstance(value, float)}
+def _take_up(session: Session) -> None:
+    """Makes the config that of the run that the workdir holds; raises UserError where it is another."""
+    asked, config = session.asked, session.asked.config
+    stored = workdir_lib.read_config(asked.workdir)
+    config_lib.resume(config, stored)
+    if stored and workdir_lib.read_experiment(asked.workdir) is None:
+        # Workdirs note their experiment since `lamb` is the paper's.
+        for key, value in config_lib.flatten(config).items():
+            if key.endswith('.name') and value == 'lamb' and config[key.partition('.')[0]].weight_decay:
+                session.say(
+                    f'WARNING: {key}=lamb: this run began when its weight decay was outside of the trust ratio. From '
+                    'here on it is inside, as in the paper.'
+                )
 
 
-def _check_workers(session: _Session, data: Data) -> None:
+def _check_workers(session: Session, found: Data) -> None:
     """Raises UserError when workers are about to do different things."""
     if session.alone:
         return
     said = {
         'config': hashlib.sha256(config_lib.to_json(session.asked.config).encode()).hexdigest(),
-        'set of training records': data.train.digest,
-        'set of evaluation records': data.evaluation.digest,
+        'set of training records': found.train.digest,
+        'set of evaluation records': found.evaluation.digest,
     }
     cluster.check_agreement(session.strategy, session.workers, said)
 
 
-def _make_parts(session: _Session, data: Data) -> tuple[_Parts, Data]:
-    """The experiment, its optimizers and trainer, and their checkpoints; the data as its steps read it."""
+def _make_parts(session: Session, found: Data) -> _Parts:
+    """The experiment, its optimizers and trainer, their checkpoints, and its view of the data that was found."""
     asked, config = session.asked, session.asked.config
     # Here, so that it does not matter what was made before: names of layers, and initial weights, are always the same.
     keras.utils.clear_session()
     keras.utils.set_random_seed(config.train.seed)
     devices.set_precision(config.train.precision)  # clear_session forgets it
-
-    def say_skipped(steps: list[int]) -> None:
-        for step in steps:
-            session.say(f'WARNING: the loss or gradient of step {step} is not finite; it changed nothing. Its records:')
-            session.say(plan.feed_text(data, step, session.strategy.num_replicas_in_sync, most=None))
-
     with session.strategy.scope():
         experiment = asked.module.make_experiment(config)
-        data = data.for_batches(experiment.update_names(config.train))
+        data = found.for_batches(experiment.update_names(config.train))
         optimizers = {
             each.name: make_optimizer(each.optimizer, config.train.steps, each.variables, each.updates)
             for each in experiment.objectives
         }
+
+        def say_skipped(steps: list[int]) -> None:
+            for step in steps:
+                session.say(
+                    f'WARNING: the loss or gradient of step {step} is not finite; it changed nothing. Its records:'
+                )
+                session.say(plan.feed_text(data, step, session.replicas, most=None))
+
         trainer = Trainer(
             session.strategy,
             experiment,
@@ -252,18 +159,16 @@ def _make_parts(session: _Session, data: Data) -> tuple[_Parts, Data]:
         )
     checkpoints = Checkpoints(
         asked.workdir / 'checkpoints',
-        trainer.step,
-        experiment,
-        optimizers,
-        trainer.sums,
-        keep=config.checkpoint.keep,
+        State(trainer.step, experiment, optimizers, trainer.sums),
+        config.checkpoint.keep,
         in_background=config.checkpoint.async_save,
         writes=session.workers.chief,
     )
-    return _Parts(experiment, trainer, checkpoints), data
+    source, eval_source = (records.make_source(each, experiment, data.bad) for each in (data.train, data.evaluation))
+    return _Parts(experiment, trainer, checkpoints, data, source, eval_source)
 
 
-def _restore(session: _Session, checkpoints: Checkpoints) -> tuple[int, str | None]:
+def _restore(session: Session, checkpoints: Checkpoints) -> tuple[int, str | None]:
     """Restores the run's newest checkpoint, or else begins with another's weights; the step, and whose weights."""
     asked = session.asked
     with session.strategy.scope(), session.clock.during('restore'):
@@ -274,31 +179,30 @@ def _restore(session: _Session, checkpoints: Checkpoints) -> tuple[int, str | No
         if step or not asked.config.train.init_checkpoint:
             return step, None
         path = find_checkpoint(asked.config.train.init_checkpoint)
-        checkpoints.load_weights(path)
+        checkpoints.state.load_weights(path)
         return step, path
 
 
-def _open_workdir(
-    session: _Session, data: Data, checkpoints: Checkpoints, metrics: workdir_lib.MetricsFile, step: int
-) -> None:
+def _open_workdir(session: Session, parts: _Parts, numbers: Numbers, step: int) -> None:
     """From here on the workdir is written to: what is left in it of steps after `step` goes."""
-    workdir, workers = session.asked.workdir, session.workers
+    asked, workers = session.asked, session.workers
     if workers.chief:
-        workdir_lib.write_config(workdir, config_lib.to_json(session.asked.config))
-        workdir_lib.write_experiment(workdir, session.asked.experiment or session.asked.name)
-        checkpoints.clean()
-        metrics.drop_after(step)
-        session.clock.go_on(workdir / 'time.json')
-    data.bad.keep(workdir / ('bad_records.jsonl' if workers.chief else f'bad_records-{workers.index}.jsonl'))
+        workdir_lib.write_config(asked.workdir, config_lib.to_json(asked.config))
+        workdir_lib.write_experiment(asked.workdir, asked.experiment or asked.name)
+        parts.checkpoints.clean()
+        numbers.drop_after(step)
+        session.clock.go_on(asked.workdir / 'time.json')
+    name = 'bad_records.jsonl' if workers.chief else f'bad_records-{workers.index}.jsonl'
+    parts.data.bad.keep(asked.workdir / name)
 
 
-def _make_inputs(
-    session: _Session, data: Data, parts: _Parts, source: records.Source, eval_source: records.Source, step: int
-) -> Evaluator:
+def _make_inputs(session: Session, parts: _Parts, step: int) -> Evaluator:
     """Gives the trainer its input from `step` on, and makes the evaluator with its own."""
-    batch_size = session.asked.config.train.global_batch_size
-    train_fn = pipeline.make_train_dataset_fn(source, data.layout, step)
-    eval_fn = pipeline.make_eval_dataset_fn(eval_source, batch_size, data.eval_records, data.layout.window_records)
+    data, batch_size = parts.data, session.asked.config.train.global_batch_size
+    train_fn = pipeline.make_train_dataset_fn(parts.source, data.layout, step)
+    eval_fn = pipeline.make_eval_dataset_fn(
+        parts.eval_source, batch_size, data.eval_records, data.layout.window_records
+    )
     # Only now is it known which step comes next: a distributed iterator cannot be restored, but it can start anywhere.
     per_replica = session.alone and data.pipelines > 1
     parts.trainer.train_dataset = pipeline.distribute(session.strategy, train_fn, per_replica)
@@ -308,48 +212,88 @@ def _make_inputs(
     return Evaluator(session.strategy, parts.experiment, eval_dataset, check)
 
 
-def _train(
-    session: _Session, data: Data, parts: _Parts, evaluator: Evaluator, metrics: workdir_lib.MetricsFile
-) -> dict[str, float]:
+@contextlib.contextmanager
+def _stops_explained(session: Session, parts: _Parts) -> Iterator[None]:
+    """Around training: which records a guard stopped at, and how a run that was interrupted goes on."""
+    try:
+        yield
+    except GuardError as error:
+        if error.step is not None:
+            session.say(plan.feed_text(parts.data, error.step, session.replicas, most=None))
+        raise
+    except Interrupted as interruption:
+        saved = 'nothing was trained yet'
+        if parts.checkpoints.newest:
+            saved = f'saved at step {int(parts.trainer.step.numpy())}'
+        raise Interrupted(f'{interruption}: {saved}. Go on with: {session.asked.command}') from None
+
+
+def _train(session: Session, parts: _Parts, evaluator: Evaluator, numbers: Numbers) -> dict[str, float]:
     """Orbit's outer loop, from the trainer's step to the last, and what happens between steps; the last evaluation."""
-    config, clock, chief = session.asked.config, session.clock, session.workers.chief
+    config, clock, data = session.asked.config, session.clock, parts.data
     trainer, checkpoints, calendar = parts.trainer, parts.checkpoints, Calendar.of(config)
-    step, batch_size = trainer.step, config.train.global_batch_size
-    first, tensorboard = int(step.numpy()), session.asked.workdir / 'tensorboard'
+    step, batch_size, first = trainer.step, config.train.global_batch_size, int(trainer.step.numpy())
     with reporting.Progress(session.console, config.train.steps, first) as progress:
-        together = Together(session.strategy, session.workers, session.stop, trainer)
-        best = Best(checkpoints, config.checkpoint.best_metric, config.checkpoint.best_mode)
-        eval_steps = pipeline.eval_steps(data.eval_records, batch_size, data.pipelines)
-        pictures = Pictures(parts.experiment.pictures, session.asked.workdir, chief)
-        evaluate = Evaluate(calendar, metrics, progress, step, eval_steps, best, clock, pictures)
+        agreement = actions.Agreement(session.strategy, session.workers, session.stop, trainer)
+        evaluation = actions.Evaluation(
+            evaluator,
+            pipeline.eval_steps(data.eval_records, batch_size, data.pipelines),
+            calendar,
+            numbers,
+            progress,
+            step,
+            clock,
+            actions.BestCheckpoint(checkpoints, config.checkpoint.best_metric, config.checkpoint.best_mode),
+            _make_pictures(session, parts, numbers),
+        )
         controller = orbit.Controller(
             global_step=step,
             trainer=trainer,
-            evaluator=evaluator,
             strategy=session.strategy,
             steps_per_loop=lambda now: calendar.loop(now, trainer.seconds_per_step),
             train_actions=[
-                Account(clock, trainer),
-                together,
-                Report(metrics, progress, step, batch_size * data.layout.batches_per_step, data.bad),
-                Watch(parts.experiment.objectives, metrics, step, config.train.watch_steps, session.announce),
-                evaluate,
-                Save(calendar, checkpoints, step, together, clock),
+                actions.TimeAccount(clock, trainer),
+                agreement,
+                actions.Reporter(numbers, progress, step, batch_size * data.layout.batches_per_step, data.bad),
+                actions.Watcher(
+                    parts.experiment.objectives, numbers.metrics, step, config.train.watch_steps, session.announce
+                ),
+                evaluation,
+                actions.Saver(calendar, checkpoints, step, agreement, clock),
             ],
-            summary_dir=str(tensorboard / 'train') if chief else None,
-            eval_summary_dir=str(tensorboard / 'eval') if chief else None,
+            summary_manager=numbers.tensorboard,
             summary_interval=config.log.every,
         )
-        evaluate.controller = controller
         if session.alone:
             session.stop.check()
         due = calendar.due(calendar.evaluate, first) if first else config.eval.at_start
-        if due and not metrics.has(first, 'eval'):  # otherwise the run was interrupted in it
-            evaluate.now()
+        if due and not numbers.metrics.has(first, 'eval'):  # otherwise the run was interrupted in it
+            evaluation.now()
         controller.train(config.train.steps)
         with clock.during('save'):
             checkpoints.finish()
         clock.saved()
         if not session.alone:
             cluster.gather(session.strategy, [0])  # none leaves before the chief has written
-    return evaluate.newest
+    return evaluation.newest
+
+
+def _make_pictures(session: Session, parts: _Parts, numbers: Numbers) -> Pictures:
+    draw = parts.experiment.pictures if session.workers.chief else None
+    return Pictures(draw, session.asked.workdir / 'pictures', numbers.tensorboard)
+
+
+def _print_summary(session: Session, parts: _Parts, metrics: workdir_lib.MetricsFile, newest: dict[str, float]) -> None:
+    """How the run came out."""
+    data = parts.data
+    at_start = next((line for line in metrics.read('eval') if line['step'] == 0), {})
+    reporting.print_summary(
+        session.console,
+        session.asked.workdir,
+        parts.checkpoints.newest,
+        newest,
+        {name: value for name, value in at_start.items() if isinstance(value, float)},
+        data.default.references if data.default else {},
+        bad_records=str(data.bad) if data.bad.skip else None,
+        time=as_text(session.clock.seconds),
+    )

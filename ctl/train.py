@@ -25,9 +25,9 @@ def main(argv: list[str]) -> int:
 
 def train(request: flags.Request) -> None:
     """Trains what is asked for; raises UserError, GuardError and Interrupted."""
-    from ctl import loop  # imports TensorFlow
+    from ctl import loop, session  # imports TensorFlow
 
-    run = loop.Run(
+    run = session.Run(
         request.name,
         request.module,
         request.config,

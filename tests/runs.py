@@ -43,7 +43,7 @@ def door_until(step: int, *words: str) -> None:
 
     def save_and_stop(self):
         path = save(self)
-        if int(self._step.numpy()) >= step:
+        if int(self.state.step.numpy()) >= step:
             raise Stopped
         return path
 

@@ -207,13 +207,13 @@ def test_a_file_that_changes_while_a_run_goes_on_is_refused(tmp_path, capsys, mo
     from ctl.runtime import actions
 
     flags = [*write_data(tmp_path), f'--workdir={tmp_path / "run"}']
-    report = actions.Report.__call__
+    report = actions.Reporter.__call__
 
     def report_and_touch(self, output):
         os.utime(tmp_path / 'train-2.tfrecord')
         report(self, output)
 
-    monkeypatch.setattr(actions.Report, '__call__', report_and_touch)
+    monkeypatch.setattr(actions.Reporter, '__call__', report_and_touch)
     assert door(*flags, *overrides(train__steps=400, train__global_batch_size=80, data__logical_shards=4)) == 2
     error = capsys.readouterr().err.strip()
     assert 'train-2.tfrecord: changed since it was indexed' in error and '\n' not in error

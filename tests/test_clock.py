@@ -48,7 +48,7 @@ def test_what_was_done_after_the_last_checkpoint_is_lost_when_the_process_was_ki
         now += 1
     clock.saved()
     now += 6
-    clock.keep()
+    clock.write()
     now += 100  # killed somewhere here
     again = Clock()
     again.go_on(tmp_path / 'time.json')

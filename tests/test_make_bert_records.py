@@ -13,8 +13,8 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ctl import cache
 from ctl.errors import UserError
+from ctl.files import appears_whole
 from tests.runs import Workdir, door, paste, printed_after
 from tools import make_bert_records as maker
 
@@ -93,7 +93,7 @@ def test_prose_is_told_from_code():
 
 
 def test_a_maker_that_dies_leaves_nothing(tmp_path):
-    with pytest.raises(ZeroDivisionError), cache.appears_whole(tmp_path / 'data') as scratch:
+    with pytest.raises(ZeroDivisionError), appears_whole(tmp_path / 'data') as scratch:
         scratch.mkdir()
         (scratch / 'half').write_text('half')
         raise ZeroDivisionError
@@ -101,10 +101,10 @@ def test_a_maker_that_dies_leaves_nothing(tmp_path):
 
 
 def test_two_makers_at_once_leave_one_whole_folder(tmp_path):
-    with cache.appears_whole(tmp_path / 'data') as first:
+    with appears_whole(tmp_path / 'data') as first:
         first.mkdir()
         (first / 'who').write_text('first')
-        with cache.appears_whole(tmp_path / 'data') as second:
+        with appears_whole(tmp_path / 'data') as second:
             second.mkdir()
             (second / 'who').write_text('second')
     assert [p.name for p in tmp_path.iterdir()] == ['data']

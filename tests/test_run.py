@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from ctl.runtime.tensorboard import TensorBoard, tag_of
 from tests.runs import ROOT, Workdir, door, door_until, overrides, without_rates, write_data
 
 
@@ -124,19 +125,54 @@ def test_the_run_directory_holds_what_other_programs_read(unbroken):
     assert sorted(p.name for p in (unbroken.path / 'checkpoints').glob('*.index')) == ['ckpt-12.index', 'ckpt-6.index']
 
 
-def test_tensorboard_has_the_numbers_of_metrics_jsonl(unbroken):
-    def scalars(split):
-        found = {}
-        for path in (unbroken.path / 'tensorboard' / split).glob('events*'):
-            for event in tf.compat.v1.train.summary_iterator(str(path)):
-                for value in event.summary.value:
-                    found[event.step, value.tag] = float(tf.make_ndarray(value.tensor))
-        return found
+@pytest.mark.parametrize(
+    'name, objectives, tag',
+    [
+        ('loss', ['pretraining'], 'loss/loss'),
+        ('masked_lm_loss', ['pretraining'], 'loss/masked_lm_loss'),
+        ('masked_lm_accuracy', ['pretraining'], 'metrics/masked_lm_accuracy'),
+        ('gradient_norm', ['pretraining'], 'optimizer/gradient_norm'),
+        ('pretraining_loss', ['pretraining'], 'loss/pretraining_loss'),
+        ('examples_per_second', ['pretraining'], 'speed/examples_per_second'),
+        ('nonfinite_steps', ['pretraining'], 'skipped/nonfinite_steps'),
+        ('generator_learning_rate', ['discriminator', 'generator'], 'generator/learning_rate'),
+        ('discriminator_loss', ['discriminator', 'generator'], 'discriminator/loss'),
+        ('frechet_distance', ['discriminator', 'generator'], 'metrics/frechet_distance'),
+    ],
+)
+def test_metrics_stand_in_groups_in_tensorboard(name, objectives, tag):
+    assert tag_of(name, objectives) == tag
 
+
+def test_tensorboard_loses_what_comes_again_after_a_kill_and_nothing_else(tmp_path):
+    for start, steps in ((0, range(1, 8)), (4, range(5, 10))):
+        tensorboard = TensorBoard(tmp_path, ['pretraining'])
+        tensorboard.drop_after(start)
+        for step in steps:
+            tensorboard.scalars('train', step, {'loss': step + start / 10})
+    assert written_in(tmp_path, 'train') == {
+        (step, 'loss/loss'): pytest.approx(step + 0.4 * (step > 4)) for step in range(1, 10)
+    }
+
+
+def written_in(workdir, kind):
+    """(step, tag) -> value of every scalar; none of them twice."""
+    found = {}
+    for path in (workdir / 'tensorboard' / kind).glob('events*'):
+        for event in tf.compat.v1.train.summary_iterator(str(path)):
+            for value in event.summary.value:
+                assert (event.step, value.tag) not in found
+                found[event.step, value.tag] = float(tf.make_ndarray(value.tensor))
+    return found
+
+
+def test_tensorboard_has_the_numbers_of_metrics_jsonl(unbroken):
     for split in ('train', 'eval'):
-        written = scalars(split)
+        written = written_in(unbroken.path, split)
         for line in unbroken.lines(split):
-            assert written[line['step'], 'loss'] == pytest.approx(line['loss'], rel=1e-6)
+            for name in set(line) - {'step', 'kind'}:
+                assert written.pop((line['step'], tag_of(name, ['pretraining']))) == pytest.approx(line[name], rel=1e-6)
+        assert written == {}  # and nothing else
 
 
 @pytest.mark.xdist_group('unbroken')
@@ -331,3 +367,14 @@ def test_a_cache_that_cannot_be_written_is_refused(flags, tmp_path, monkeypatch,
     monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path / 'file'))
     assert door(*flags, '--dry_run', f'--workdir={tmp_path / "run"}') == 2
     assert 'set XDG_CACHE_HOME to a folder that can' in capsys.readouterr().err
+
+
+@pytest.mark.parametrize('older', [True, False])
+def test_a_run_that_began_with_the_decay_of_lamb_elsewhere_is_told_so(flags, tmp_path, capsys, older):
+    words = [*flags, *overrides(train__steps=1, optimizer__name='lamb'), f'--workdir={tmp_path / "run"}']
+    assert door(*words) == 0
+    if older:
+        (tmp_path / 'run' / 'run.json').unlink()  # which workdirs had not, then
+    capsys.readouterr()
+    assert door(*words) == 0
+    assert ('began when its weight decay was outside' in capsys.readouterr().out) == older

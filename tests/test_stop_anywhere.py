@@ -78,7 +78,7 @@ def test_a_signal_in_an_evaluation_saves_and_the_evaluation_comes_when_the_run_g
         stops.append(self)
 
     def ask_to_stop(self, *arguments):
-        stops[-1].name = 'SIGTERM'
+        stops[-1].received = 'SIGTERM'
         return reduce(self, *arguments)
 
     with pytest.MonkeyPatch.context() as patch:

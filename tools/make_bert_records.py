@@ -24,11 +24,11 @@ import numpy as np
 import tokenizers
 from absl import flags
 
-from ctl import cache
 from ctl.command_line import Program, Request
 from ctl.commands import command
 from ctl.errors import UserError
 from ctl.experiment import DefaultData
+from ctl.files import appears_whole, cache_folder
 
 Documents = list[list[str]]  # documents of sentences
 TokenDocuments = list[list[list[int]]]
@@ -57,12 +57,12 @@ def from_docstrings(vocab_size: int, max_length: int, max_predictions: int, say:
         'maker': [MAKER, MOST_CHARACTERS, TRAIN_FILES, EVAL_FILES, HELD_OUT, MASKED_PART, PASSES],
     }
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]
-    folder = cache.cache_folder() / 'bert_docstrings' / digest
+    folder = cache_folder() / 'bert_docstrings' / digest
     if not folder.is_dir():
         say(
             'Making training data from the docstrings of ' + ', '.join(f'{k} {v}' for k, v in versions.items()) + ' ...'
         )
-        with cache.appears_whole(folder) as scratch:
+        with appears_whole(folder) as scratch:
             write_records(list(read_docstrings()), scratch, vocab_size, max_length, max_predictions)
     about = json.loads((folder / 'about.json').read_text())
     return DefaultData(
@@ -296,7 +296,7 @@ def make(request: Request) -> None:
     if shape['max_predictions'] < MASKED_PART * shape['max_length']:
         wanted = round(MASKED_PART * shape['max_length'])
         print(f'warning: --max_predictions={shape["max_predictions"]} cuts off masking: full records want {wanted}.')
-    with cache.appears_whole(output) as scratch:
+    with appears_whole(output) as scratch:
         write_records(documents, scratch, **shape)
     about = json.loads((output / 'about.json').read_text())
     print(f'{about["sentences"]:,} sentences, {about["tokens"]:,} tokens. Train on them with:')

@@ -18,10 +18,10 @@ from collections.abc import Callable
 
 import numpy as np
 
-from ctl import cache
 from ctl.command_line import Program, Request
 from ctl.errors import UserError
 from ctl.experiment import DefaultData
+from ctl.files import appears_whole, cache_folder
 
 SIZE, CLASSES = 8, 10
 TRAIN_FILES, EVAL_FILES = 4, 2
@@ -44,7 +44,7 @@ def folder(say: Callable[[str], None]) -> pathlib.Path:
       UserError: without scikit-learn.
     """
     settings = json.dumps([MAKER, _version(), HIDDEN, EPOCHS, BATCH, NOISE, HELD_OUT])
-    path = cache.cache_folder() / 'digits' / hashlib.sha256(settings.encode()).hexdigest()[:16]
+    path = cache_folder() / 'digits' / hashlib.sha256(settings.encode()).hexdigest()[:16]
     if not path.is_dir():
         say(f'Making training data from the digits of scikit-learn {_version()}, and a classifier of them ...')
         made = subprocess.run(
@@ -170,7 +170,7 @@ def main(argv: list[str]) -> int:
 def make(request: Request) -> None:
     """Makes the folder named, or the one in the cache, and says where it is."""
     if request.words:
-        with cache.appears_whole(pathlib.Path(request.words[0])) as scratch:
+        with appears_whole(pathlib.Path(request.words[0])) as scratch:
             write(scratch)
     else:
         print(folder(print))

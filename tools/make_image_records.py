@@ -16,10 +16,10 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 from absl import flags
 
-from ctl import cache
 from ctl.command_line import Program, Request
 from ctl.commands import command
 from ctl.errors import UserError
+from ctl.files import appears_whole
 
 SIZES = (8, 16, 32, 64, 128)  # that gan_images has networks for
 SUFFIXES = ('.png', '.jpg', '.jpeg')
@@ -56,7 +56,7 @@ def make(request: Request) -> None:
         raise UserError(f'--output={output}: is there already. Name a folder that is not.')
     paths = find_images(folder)
     labels = find_labels(folder, paths)
-    with cache.appears_whole(output) as scratch:
+    with appears_whole(output) as scratch:
         counts = write_records(paths, labels, scratch, size, channels, request.own['skip_bad'])
     names = sorted(set(labels))
     kinds = f' of {len(names)} classes' if names else ''

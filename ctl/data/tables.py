@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from ctl import cache
 from ctl.data.scan import Damage, FileRecords
+from ctl.files import appears_whole, cache_folder
 
 # Beside the data; a glob like `folder/*` does not match it.
 BESIDE = '.ctl-index.npz'
@@ -67,7 +67,7 @@ def _beside(folder: str) -> pathlib.Path:
 
 def _in_cache(folder: str) -> pathlib.Path:
     digest = hashlib.sha256(os.path.abspath(folder).encode()).hexdigest()[:32]
-    return cache.cache_folder() / 'index' / f'{digest}.npz'
+    return cache_folder() / 'index' / f'{digest}.npz'
 
 
 def _write(table: pathlib.Path, contents: Mapping[str, FileRecords]) -> None:
@@ -78,7 +78,7 @@ def _write(table: pathlib.Path, contents: Mapping[str, FileRecords]) -> None:
         entries.append({'name': name, 'records': len(content.sizes), 'damaged': damaged, **entry})
     about = json.dumps({'version': VERSION, 'files': entries}).encode()
     sizes = np.concatenate([content.sizes for content in contents.values()])
-    with cache.appears_whole(table) as scratch, open(scratch, 'wb') as stream:
+    with appears_whole(table) as scratch, open(scratch, 'wb') as stream:
         np.savez(stream, about=np.frombuffer(about, np.uint8), sizes=sizes)
 
 

@@ -10,12 +10,12 @@ from collections.abc import Callable, Mapping, Sequence
 
 import ml_collections
 import numpy as np
-import orbit
 import tensorflow as tf
 
 from ctl.config import nearest
 from ctl.data.bad_records import BadRecords
 from ctl.errors import GuardError, Interrupted, UserError
+from ctl.evaluator import Evaluator
 from ctl.experiment import Objective
 from ctl.runtime.checkpoints import Checkpoints
 from ctl.runtime.clock import Clock
@@ -23,6 +23,7 @@ from ctl.runtime.cluster import ALONE, Cluster, gather
 from ctl.runtime.pictures import Pictures
 from ctl.runtime.reporting import Progress
 from ctl.runtime.signals import Stop
+from ctl.runtime.tensorboard import TensorBoard
 from ctl.runtime.workdir import MetricsFile
 from ctl.step import Trainer
 
@@ -70,12 +71,30 @@ class Calendar:
         return step == self.steps or bool(every and step % every == 0)
 
 
-class Report:
-    """Writes the means since the last report to metrics.jsonl and shows them, when the trainer has any."""
+@dataclasses.dataclass(frozen=True)
+class Numbers:
+    """Where the numbers of reports and evaluations are written down."""
 
-    def __init__(self, metrics: MetricsFile, progress: Progress, step: tf.Variable, examples: int, bad: BadRecords):
+    metrics: MetricsFile
+    tensorboard: TensorBoard
+
+    def write(self, kind: str, step: int, values: Mapping[str, float]) -> None:
+        """Writes those of one step, of kind 'train' or 'eval'."""
+        self.metrics.append(step=step, kind=kind, **values)
+        self.tensorboard.scalars(kind, step, values)
+
+    def drop_after(self, step: int) -> None:
+        """Drops what a killed run wrote after `step`, its last checkpoint: those steps come again."""
+        self.metrics.drop_after(step)
+        self.tensorboard.drop_after(step)
+
+
+class Reporter:
+    """Writes the means since the last report down and shows them, when the trainer has any."""
+
+    def __init__(self, numbers: Numbers, progress: Progress, step: tf.Variable, examples: int, bad: BadRecords):
         """`examples` in a step."""
-        self._metrics, self._progress, self._step, self._examples = metrics, progress, step, examples
+        self._numbers, self._progress, self._step, self._examples = numbers, progress, step, examples
         self._bad = bad
 
     def __call__(self, output: dict) -> None:
@@ -85,11 +104,11 @@ class Report:
             output['examples'] = step * self._examples
             if self._bad.skip:
                 output['damaged_records'] = self._bad.damaged
-            self._metrics.append(step=step, kind='train', **output)
+            self._numbers.write('train', step, output)
         self._progress.train(step, output)
 
 
-class Watch:
+class Watcher:
     """Says what it means when a watched metric stays at 0 or 1, once each time it begins to."""
 
     # A mean over the steps since the last report counts as 0 or 1 within this.
@@ -129,30 +148,30 @@ class Watch:
         self._before = step
 
 
-class Together:
+class Agreement:
     """What workers agree on after an inner loop: whether one was asked to end, and how long the next loop may be."""
 
     def __init__(self, strategy: tf.distribute.Strategy, workers: Cluster, stop: Stop, trainer: Trainer):
         self._strategy, self._workers, self._stop, self._trainer = strategy, workers, stop, trainer
-        self._agreed = ''
+        self._agreed: str | None = None
 
     @property
-    def asked_to_end(self) -> str:
-        """By what: the same on all workers, which a signal that has come to one of them since is not; '' for no."""
-        return self._stop.name if self._workers is ALONE else self._agreed
+    def asked_to_end(self) -> str | None:
+        """By what: the same on all workers, which a signal that has come to one of them since is not; None for no."""
+        return self._stop.received if self._workers is ALONE else self._agreed
 
     def __call__(self, output: dict) -> None:
         if self._workers is ALONE:
             return
-        mine = [bool(self._stop.name), int(self._trainer.seconds_per_step * 1e6)]
+        mine = [self._stop.asked, int(self._trainer.seconds_per_step * 1e6)]
         everyone = gather(self._strategy, mine)
         asked = np.flatnonzero(everyone[:, 0])
         if len(asked):
-            self._agreed = self._stop.name or f'a signal at {self._workers.name(int(asked[0]))}'
+            self._agreed = self._stop.received or f'a signal at {self._workers.name(int(asked[0]))}'
         self._trainer.seconds_per_step = float(everyone[:, 1].max()) / 1e6
 
 
-class Account:
+class TimeAccount:
     """Says where the time of an inner loop went. The first is start-up: the step is traced in it."""
 
     def __init__(self, clock: Clock, trainer: Trainer):
@@ -165,11 +184,11 @@ class Account:
             self._first = False
         else:
             self._clock.move(waited, 'step', 'input wait')
-        self._clock.keep()
+        self._clock.write()
 
 
-class Best:
-    """Keeps the checkpoint with the best value of one metric."""
+class BestCheckpoint:
+    """The checkpoint with the best value of one metric."""
 
     def __init__(self, checkpoints: Checkpoints, metric: str, mode: str):
         """`metric` '' keeps none; `mode` is 'min' or 'max'."""
@@ -187,25 +206,30 @@ class Best:
             self._checkpoints.save_best(self._metric, value)
 
 
-class Evaluate:
-    """Runs an evaluation when it is due, and writes it down."""
+class Evaluation:
+    """Evaluates when it is due, and writes down what came of it.
+
+    Attributes:
+      newest: the values of the last one of this process, by name; None before the first.
+    """
 
     def __init__(
         self,
+        evaluator: Evaluator,
+        batches: int,
         calendar: Calendar,
-        metrics: MetricsFile,
+        numbers: Numbers,
         progress: Progress,
         step: tf.Variable,
-        batches: int,
-        best: Best,
         clock: Clock,
+        best: BestCheckpoint,
         pictures: Pictures,
     ):
-        """`batches` is the steps of one evaluation. `controller` is set once there is one."""
-        self._calendar, self._metrics, self._progress, self._step = calendar, metrics, progress, step
-        self._batches, self._best, self._clock, self._pictures = batches, best, clock, pictures
-        self.controller: orbit.Controller | None = None
-        self.newest: dict | None = None
+        """`batches` are the steps of one evaluation."""
+        self._evaluator, self._batches, self._calendar = evaluator, batches, calendar
+        self._numbers, self._progress, self._step, self._clock = numbers, progress, step, clock
+        self._best, self._pictures = best, pictures
+        self.newest: dict[str, float] | None = None
 
     def __call__(self, output: dict) -> None:
         if self._calendar.due(self._calendar.evaluate, int(self._step.numpy())):
@@ -216,30 +240,29 @@ class Evaluate:
         step = int(self._step.numpy())
         try:
             with self._clock.during('eval'):
-                values = self.controller.evaluate(steps=self._batches)
+                values = self._evaluator.evaluate(tf.constant(self._batches))
                 self._pictures.draw(step)
         except Interrupted:
-            return  # Save hears of it next, and the evaluation comes when the run goes on
-        values.pop('steps_per_second', None)
+            return  # the saver hears of it next, and the evaluation comes when the run goes on
         if not math.isfinite(values['loss']):
             raise GuardError(f'the evaluation at step {step} has the loss {values["loss"]}: look at {values}.')
-        self._metrics.append(step=step, kind='eval', **values)
+        self._numbers.write('eval', step, values)
         self._progress.evaluation(step, values)
         self._best(values)
         self.newest = values
 
 
-class Save:
+class Saver:
     """Writes a checkpoint when it is due, or when the run is to end."""
 
     def __init__(
-        self, calendar: Calendar, checkpoints: Checkpoints, step: tf.Variable, together: Together, clock: Clock
+        self, calendar: Calendar, checkpoints: Checkpoints, step: tf.Variable, agreement: Agreement, clock: Clock
     ):
-        self._calendar, self._checkpoints, self._step, self._together = calendar, checkpoints, step, together
+        self._calendar, self._checkpoints, self._step, self._agreement = calendar, checkpoints, step, agreement
         self._clock = clock
 
     def __call__(self, output: dict) -> None:
-        asked = self._together.asked_to_end
+        asked = self._agreement.asked_to_end
         if asked or self._calendar.due(self._calendar.save, int(self._step.numpy())):
             with self._clock.during('save'):
                 self._checkpoints.save()

@@ -1,4 +1,4 @@
-"""What is saved, where, and how a run finds its way back."""
+"""The checkpoints of a run: which there are, which is used, how one more is written, and how long each stays."""
 
 import json
 import os
@@ -7,71 +7,51 @@ import re
 import shutil
 import tempfile
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
-import keras
-import numpy as np
 import tensorflow as tf
 
 from ctl.errors import GuardError, UserError
-from ctl.experiment import Experiment
-
-_SUFFIX = '/.ATTRIBUTES/VARIABLE_VALUE'
+from ctl.files import replace_text
+from ctl.runtime.state import Copy, State, damage, first_line
 
 
 class Checkpoints:
     """The checkpoints of one run: `checkpoints/ckpt-<step>.*`, readable by tf.train.load_checkpoint.
 
     Attributes:
+      state: what is in them.
       best_folder: `checkpoints/best`, where the one with the best metric is, if one is kept.
     """
 
     def __init__(
-        self,
-        folder: pathlib.Path,
-        step: tf.Variable,
-        experiment: Experiment,
-        optimizers: Mapping[str, keras.optimizers.Optimizer],
-        sums: Mapping[str, tf.Variable],
-        *,
-        keep: int,
-        in_background: bool = False,
-        writes: bool = True,
+        self, folder: pathlib.Path, state: State, most: int, *, in_background: bool = False, writes: bool = True
     ):
-        """All that a step changes: weights, slots, the step, the reports' sums.
+        """Looks at nothing yet.
 
         Args:
-          keep: how many of the newest are kept.
+          folder: `checkpoints` of the workdir.
+          most: how many of the newest stay.
           in_background: whether a save only copies the values, and writes them while training goes on.
-          writes: whether this worker's checkpoints stay. All must save, for some variables are read together.
-
-        Raises:
-          UserError: when an objective trains a weight that is in none of the experiment's models.
+          writes: whether this worker's checkpoints stay. All workers must save, and at the same time: a variable that
+            replicas hold each for itself is read from all of them.
         """
-        self._folder, self._keep, self._step = folder, keep, step
-        self.best_folder = folder / 'best'
-        saved = {id(v) for model in experiment.models.values() for v in model.variables}
-        for objective in experiment.objectives:
-            lost = [v.path for v in objective.variables if id(v) not in saved]
-            if lost:
-                raise UserError(
-                    f'objective {objective.name}: {", ".join(lost)} would not be saved; add its model to the models.'
-                )
-        self._tree = {
-            'step': step,
-            'models': {name: _by_path(model.variables) for name, model in experiment.models.items()},
-            'optimizers': {name: _by_path(optimizer.variables) for name, optimizer in optimizers.items()},
-            'sums': dict(sums),
-        }
-        self._copies = None
+        self.state, self.best_folder = state, folder / 'best'
+        self._folder, self._most, self._writes = folder, most, writes
+        self._in_background = in_background
+        self._copy: Copy | None = None
         self._writing: threading.Thread | None = None
         self._failure: Exception | None = None
-        self._in_background, self._writes = in_background, writes
 
     @property
     def newest(self) -> str | None:
         """The path of the newest checkpoint, or None."""
         return newest_in(self._folder)
+
+    @property
+    def bytes_needed(self) -> int:
+        """What the checkpoints that stay, and one more while it is written, take on the disk."""
+        return self.state.bytes * (self._most + 1)
 
     def choose(self, say: Callable[[str], None], touch: bool = True) -> int:
         """The step of the newest sound checkpoint; 0 when there is none.
@@ -84,7 +64,7 @@ class Checkpoints:
         damaged = []
         for step in reversed(_steps(self._folder)):
             path = self._folder / f'ckpt-{step}'
-            problem = _damage(str(path))
+            problem = damage(str(path))
             if problem is None:
                 self._say_damaged(damaged, say, touch, then=f'going on from step {step}')
                 return step
@@ -97,17 +77,6 @@ class Checkpoints:
             )
         return 0
 
-    def restore(self, step: int) -> None:
-        """Restores everything from the checkpoint of `step`; 0 is none.
-
-        Raises:
-          UserError: when it does not hold exactly what this run has; names what differs.
-        """
-        if step:
-            path = str(self._folder / f'ckpt-{step}')
-            self._check_fit(path)
-            tf.train.Checkpoint(**self._tree).read(path).assert_existing_objects_matched()
-
     def _say_damaged(self, damaged: Sequence[tuple[pathlib.Path, str]], say, touch: bool, then: str) -> None:
         for path, problem in damaged:
             aside = self._folder / 'damaged'
@@ -117,45 +86,12 @@ class Checkpoints:
                 for file in self._folder.glob(f'{path.name}.*'):
                     os.replace(file, aside / file.name)
         if damaged and touch:
-            self._list_newest()
+            _list_newest(self._folder)
 
-    def _check_fit(self, path: str) -> None:
-        """Raises UserError, naming weights, unless a checkpoint has all that this run has, and nothing else."""
-        found = {
-            name.removesuffix(_SUFFIX): shape
-            for name, shape in tf.train.load_checkpoint(path).get_variable_to_shape_map().items()
-            if name.endswith(_SUFFIX) and not name.startswith('save_counter')
-        }
-        problem = _difference(found, {name: v.shape.as_list() for name, v in _flatten(self._tree).items()})
-        if problem:
-            raise UserError(f'{path} does not fit this experiment: {problem}. Choose another --workdir.')
-
-    def load_weights(self, path: str) -> None:
-        """Takes the weights of all models, and nothing else, from another run's checkpoint: a warm start.
-
-        Raises:
-          UserError: when it is damaged, or a weight is missing or has another shape; names which.
-        """
-        problem = _damage(path)
-        if problem:
-            raise UserError(f'train.init_checkpoint={path} is damaged: {problem}.')
-        reader = tf.train.load_checkpoint(path)
-        variables = {n: v for n, v in _flatten(self._tree).items() if n.startswith('models/')}
-        found = {
-            name.removesuffix(_SUFFIX): shape
-            for name, shape in reader.get_variable_to_shape_map().items()
-            if name.removesuffix(_SUFFIX) in variables
-        }
-        problem = _difference(found, {name: v.shape.as_list() for name, v in variables.items()})
-        if problem:
-            raise UserError(f'train.init_checkpoint={path} does not fit this experiment: {problem}.')
-        for name, variable in variables.items():
-            variable.assign(reader.get_tensor(name + _SUFFIX))
-
-    def bytes_needed(self) -> int:
-        """Bytes that the checkpoints that are kept, and one more while it is written, take on the disk."""
-        one = sum(v.dtype.size * int(np.prod(v.shape)) for v in _flatten(self._tree).values())
-        return one * (self._keep + 1)
+    def restore(self, step: int) -> None:
+        """Restores everything from the checkpoint of `step`; 0 is none. Raises UserError as `State.restore`."""
+        if step:
+            self.state.restore(str(self._folder / f'ckpt-{step}'))
 
     def save(self) -> None:
         """Writes a checkpoint of the current step, at once or in the background, and reads it back.
@@ -163,19 +99,17 @@ class Checkpoints:
         Raises:
           GuardError: when it, or the one before in the background, cannot be written; the one before is intact.
         """
-        step = int(self._step.numpy())
+        step = int(self.state.step.numpy())
         self.finish()
         if not self._in_background:
-            self._write(self._folder, self._tree, step)
+            self._write(self._folder, self.state, step, self._most)
             return
-        self._copies = self._copies or _map(self._tree, _copy)
-        copies = _flatten(self._copies)
-        for name, variable in _flatten(self._tree).items():
-            copies[name].assign(variable.read_value())
+        self._copy = self._copy or Copy(self.state)
+        self._copy.refresh()
 
         def write() -> None:
             try:
-                self._write(self._folder, self._copies, step)
+                self._write(self._folder, self._copy, step, self._most)
             except Exception as error:  # whatever it is, finish() raises it
                 self._failure = error
 
@@ -198,43 +132,34 @@ class Checkpoints:
         return best['value'] if best.get('metric') == metric else None
 
     def save_best(self, metric: str, value: float) -> None:
-        """Keeps a checkpoint of the current step in `best`, instead of the one there."""
-        step = int(self._step.numpy())
-        self._write(self.best_folder, self._tree, step, keep=1)
+        """Puts a checkpoint of the current step into `best`, instead of the one there."""
+        step = int(self.state.step.numpy())
+        self._write(self.best_folder, self.state, step, most=1)
         if self._writes:
-            scratch = self.best_folder / '.best.json'
-            scratch.write_text(json.dumps({'step': step, 'metric': metric, 'value': value}) + '\n')
-            os.replace(scratch, self.best_folder / 'best.json')
+            about = json.dumps({'step': step, 'metric': metric, 'value': value})
+            replace_text(self.best_folder / 'best.json', about + '\n')
 
-    def _write(self, folder: pathlib.Path, tree: Mapping, step: int, keep: int | None = None) -> None:
+    def _write(self, folder: pathlib.Path, source: State | Copy, step: int, most: int) -> None:
+        """Writes a checkpoint into a folder, reads it back, and removes those that are too many there."""
         if not self._writes:
             with tempfile.TemporaryDirectory() as scratch:
-                tf.train.Checkpoint(**tree).write(f'{scratch}/ckpt')
+                source.write(f'{scratch}/ckpt')
             return
         path = str(folder / f'ckpt-{step}')
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            tf.train.Checkpoint(**tree).write(path)
-            problem = _damage(path)
+            source.write(path)
+            problem = damage(path)
         except (tf.errors.OpError, OSError) as error:
-            problem = _first_line(error)
+            problem = first_line(error)
         if problem:
-            for file in folder.glob(f'ckpt-{step}.*'):
-                file.unlink()
+            _remove(folder, step)
             newest = self.newest
             before = f'{newest} is intact' if newest else 'there is none before it'
             raise GuardError(f'{path} cannot be written: {problem}. Is the disk full? {before}.')
-        for old in _steps(folder)[: -(keep or self._keep)]:
-            for file in folder.glob(f'ckpt-{old}.*'):
-                file.unlink()
-        self._list_newest(folder)
-
-    def _list_newest(self, folder: pathlib.Path | None = None) -> None:
-        """Writes the file `checkpoint`, by which tf.train.latest_checkpoint finds the newest."""
-        folder = folder or self._folder
-        paths = [f'ckpt-{step}' for step in _steps(folder)]
-        if paths:
-            tf.compat.v1.train.update_checkpoint_state(str(folder), paths[-1], paths)
+        for old in _steps(folder)[:-most]:
+            _remove(folder, old)
+        _list_newest(folder)
 
     def clean(self) -> None:
         """Removes what a kill in the middle of a save has left."""
@@ -275,73 +200,13 @@ def _steps(folder: pathlib.Path) -> list[int]:
     return sorted(int(m[1]) for p in folder.glob('ckpt-*.index') if (m := re.fullmatch(r'ckpt-(\d+)\.index', p.name)))
 
 
-def _damage(path: str) -> str | None:
-    """Why a checkpoint cannot be read, every tensor of it; None when it can. The reader checks a checksum of each."""
-    try:
-        reader = tf.train.load_checkpoint(path)
-        for name in reader.get_variable_to_shape_map():
-            reader.get_tensor(name)
-    except Exception as error:  # IndexError for a file that was cut off, and others
-        return _first_line(error)
-    return None
+def _remove(folder: pathlib.Path, step: int) -> None:
+    for file in folder.glob(f'ckpt-{step}.*'):
+        file.unlink()
 
 
-def _difference(found: Mapping[str, list[int]], wanted: Mapping[str, list[int]]) -> str:
-    """What differs between the variables of a checkpoint and those of a run, by name and shape; '' for nothing."""
-    problems = [f'it lacks {name}' for name in wanted if name not in found]
-    problems += [
-        f'{name} has shape {found[name]} in it, and {shape} here'
-        for name, shape in wanted.items()
-        if name in found and found[name] != shape
-    ]
-    problems += [f'it has {name}, which is not here' for name in sorted(found) if name not in wanted]
-    more = f', and {len(problems) - 2} more differences' if len(problems) > 2 else ''
-    return '; '.join(problems[:2]) + more
-
-
-def _by_path(variables: Sequence[keras.Variable]) -> dict:
-    """Variables as nested dicts by the parts of their paths, less the first, which names the model or optimizer.
-
-    tf.train.Checkpoint does not follow the lists of layers in a Keras 3 model: handed the model itself, it would leave
-    their weights out, and say nothing when it restores.
-    """
-    tree: dict = {}
-    for variable in variables:
-        *folders, name = variable.path.split('/')[1:] or [variable.path]
-        node = tree
-        for folder in folders:
-            node = node.setdefault(folder, {})
-        if name in node:
-            raise UserError(f'two weights are called {variable.path}: give the layers names of their own.')
-        node[name] = variable.value
-    return tree
-
-
-def _flatten(tree: Mapping) -> dict[str, tf.Variable]:
-    """The leaves of a tree by the names they have in a checkpoint."""
-    flat = {}
-    for key, value in tree.items():
-        if isinstance(value, Mapping):
-            flat.update({f'{_escape(key)}/{inner}': leaf for inner, leaf in _flatten(value).items()})
-        else:
-            flat[_escape(key)] = value
-    return flat
-
-
-def _escape(key: str) -> str:
-    """As tf.train.Checkpoint writes the keys of dicts into names."""
-    return key.replace('.', '..')
-
-
-def _map(tree: Mapping, function: Callable) -> dict:
-    return {key: _map(v, function) if isinstance(v, Mapping) else function(v) for key, v in tree.items()}
-
-
-def _copy(variable: tf.Variable) -> tf.Variable:
-    with tf.device('/cpu:0'):
-        return tf.Variable(variable.read_value(), trainable=False)
-
-
-def _first_line(error: Exception) -> str:
-    text = str(error.args[0] if error.args else error)
-    return re.sub(r'\s+', ' ', text).strip()[:300].rstrip('.')
+def _list_newest(folder: pathlib.Path) -> None:
+    """Writes the file `checkpoint`, by which tf.train.latest_checkpoint finds the newest."""
+    paths = [f'ckpt-{step}' for step in _steps(folder)]
+    if paths:
+        tf.compat.v1.train.update_checkpoint_state(str(folder), paths[-1], paths)

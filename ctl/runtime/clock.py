@@ -7,6 +7,8 @@ import pathlib
 import time
 from collections.abc import Iterator, Mapping
 
+from ctl.files import replace_text
+
 KINDS = ('start-up', 'restore', 'input wait', 'step', 'eval', 'save', 'lost')
 _WORK = ('input wait', 'step', 'eval', 'save')
 
@@ -15,7 +17,7 @@ class Clock:
     """Counts the seconds of each of KINDS, from the beginning of the process, after those of earlier starts.
 
     `lost` is what was done after the last checkpoint before a kill: it is done again. Only what is written can be known
-    of a process that was killed: `keep` is called after every inner loop.
+    of a process that was killed: `write` is called after every inner loop.
     """
 
     def __init__(self):
@@ -54,7 +56,7 @@ class Clock:
         self._seconds[target] += seconds
 
     def go_on(self, path: pathlib.Path) -> None:
-        """Adds the time of earlier starts, which is in a file, and keeps it there from now on."""
+        """Adds the time of earlier starts, which is in a file, and writes it there from now on."""
         self._path = path
         try:
             before = json.loads(path.read_text(encoding='utf8'))
@@ -72,15 +74,14 @@ class Clock:
         self._saved = self.seconds
         self._write(self._saved)
 
-    def keep(self) -> None:
+    def write(self) -> None:
         """Writes what is known so far."""
         self._write(self.seconds)
 
     def _write(self, seconds: Mapping[str, float]) -> None:
         if self._path:
-            scratch = self._path.with_name(f'.{self._path.name}.new')
-            scratch.write_text(json.dumps({'seconds': seconds, 'at_the_last_checkpoint': self._saved}) + '\n')
-            os.replace(scratch, self._path)
+            times = {'seconds': seconds, 'at_the_last_checkpoint': self._saved}
+            replace_text(self._path, json.dumps(times) + '\n')
 
 
 def as_text(seconds: Mapping[str, float]) -> str:

@@ -145,7 +145,7 @@ def run_rows(
 ) -> dict[str, str]:
     """Where the run lives, where it goes on, or whose weights it starts with, and whether its disk has room."""
     rows = {'workdir': str(workdir), 'resumed': 'nothing; starts at step 0'}
-    free, needed = _free_bytes(workdir), checkpoints.bytes_needed()
+    free, needed = _free_bytes(workdir), checkpoints.bytes_needed
     if free < needed:
         rows['WARNING'] = (
             f'the checkpoints that checkpoint.keep keeps need {needed / 2**20:,.0f} MiB, and {free / 2**20:,.0f} MiB '

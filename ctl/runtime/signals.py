@@ -16,16 +16,21 @@ class Stop:
     """Whether a signal has asked the run to end.
 
     Attributes:
-      name: of the signal; '' for none so far.
+      received: the name of the signal that did; None for none so far.
     """
 
     def __init__(self):
-        self.name = ''
+        self.received: str | None = None
+
+    @property
+    def asked(self) -> bool:
+        """Whether the run is to end."""
+        return self.received is not None
 
     def check(self) -> None:
         """Raises Interrupted when the run is to end."""
-        if self.name:
-            raise Interrupted(f'{self.name} received')
+        if self.asked:
+            raise Interrupted(f'{self.received} received')
 
     @contextlib.contextmanager
     def watching(self) -> Iterator['Stop']:
@@ -52,10 +57,10 @@ class Stop:
 
     def _listen(self, ours: socket.socket) -> None:
         with ours:
-            while received := ours.recv(1):
-                number = received[0]
+            while byte := ours.recv(1):
+                number = byte[0]
                 if number not in _SIGNALS:
                     continue
-                if self.name:
+                if self.asked:
                     os._exit(128 + number)
-                self.name = signal.Signals(number).name
+                self.received = signal.Signals(number).name

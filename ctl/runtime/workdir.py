@@ -2,10 +2,10 @@
 
 import json
 import math
-import os
 import pathlib
 
 from ctl.errors import UserError
+from ctl.files import replace_text
 
 
 def read_config(workdir: pathlib.Path) -> dict | None:
@@ -35,14 +35,14 @@ def write_config(workdir: pathlib.Path, text: str) -> None:
     """Writes `config.json`, whole or not at all."""
     try:
         workdir.mkdir(parents=True, exist_ok=True)
-        _replace(workdir / 'config.json', text)
+        replace_text(workdir / 'config.json', text)
     except OSError as error:
         raise UserError(f'--workdir={workdir}: cannot be written: {error.strerror}.') from None
 
 
 def write_experiment(workdir: pathlib.Path, experiment: str) -> None:
     """Notes in `run.json` of which experiment the run in `workdir` is."""
-    _replace(workdir / 'run.json', json.dumps({'experiment': experiment}) + '\n')
+    replace_text(workdir / 'run.json', json.dumps({'experiment': experiment}) + '\n')
 
 
 class MetricsFile:
@@ -67,7 +67,7 @@ class MetricsFile:
     def drop_after(self, step: int) -> None:
         """Drops what a killed run wrote after `step`, its last checkpoint: those steps come again."""
         if self._writes and self._path.exists():
-            _replace(self._path, ''.join(f'{line}\n' for line in self._lines() if _step(line) <= step))
+            replace_text(self._path, ''.join(f'{line}\n' for line in self._lines() if _step(line) <= step))
 
     def append(self, **values) -> None:
         """Adds a line; numbers in full precision, and null for what is not finite."""
@@ -83,9 +83,3 @@ def _step(line: str) -> float:
         return json.loads(line)['step']
     except (ValueError, TypeError, KeyError):  # cut off by a kill
         return float('inf')
-
-
-def _replace(path: pathlib.Path, text: str) -> None:
-    scratch = path.with_name(f'.{path.name}.new')
-    scratch.write_text(text, encoding='utf8')
-    os.replace(scratch, path)

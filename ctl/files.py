@@ -1,4 +1,4 @@
-"""Files that can be made again: where they live, and how they appear whole or not at all."""
+"""Files that are there whole or not at all, whoever is killed in between; and the folder of those to be made again."""
 
 import contextlib
 import os
@@ -16,11 +16,21 @@ def cache_folder() -> pathlib.Path:
     return pathlib.Path(home) / 'ctl'
 
 
+def replace_text(path: pathlib.Path, text: str) -> None:
+    """Writes a small file in the place of the one that is there. For a file that one process writes.
+
+    What a kill leaves is `.<name>.new`, which the next call writes over.
+    """
+    scratch = path.with_name(f'.{path.name}.new')
+    scratch.write_text(text, encoding='utf8')
+    os.replace(scratch, path)
+
+
 @contextlib.contextmanager
 def appears_whole(path: pathlib.Path) -> Iterator[pathlib.Path]:
     """Gives a temporary name beside `path` to write a file or make a folder under, and renames it when all went well.
 
-    Whoever is killed in between leaves nothing at `path`. Where another process was first, its folder stays.
+    For what several processes may make at once: where another was first, its folder stays.
 
     Raises:
       UserError: when the folder of `path` cannot be written.

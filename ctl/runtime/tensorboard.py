@@ -1,0 +1,93 @@
+"""What TensorBoard shows of a run: the numbers of metrics.jsonl, in a few groups, and the experiment's pictures."""
+
+import pathlib
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import orbit
+import tensorflow as tf
+
+KINDS = ('train', 'eval', 'pictures')
+_SPEED = ('examples', 'examples_per_second')
+_SKIPPED = ('skipped_examples', 'damaged_records', 'nonfinite_steps')
+_OPTIMIZER = ('gradient_norm', 'learning_rate')
+
+
+def tag_of(name: str, objectives: Sequence[str]) -> str:
+    """The tag of a metric, `group/name`: TensorBoard shows the tags of one group together.
+
+    With several objectives each is a group of its own: `generator_learning_rate` is `generator/learning_rate`.
+
+    Args:
+      name: as in metrics.jsonl.
+      objectives: the names of the experiment's.
+    """
+    for objective in objectives:
+        if len(objectives) > 1 and name.startswith(f'{objective}_'):
+            return f'{objective}/{name.removeprefix(f"{objective}_")}'
+    if name in _SPEED:
+        return f'speed/{name}'
+    if name in _SKIPPED:
+        return f'skipped/{name}'
+    if name in _OPTIMIZER:
+        return f'optimizer/{name}'
+    return f'loss/{name}' if name.endswith('loss') else f'metrics/{name}'
+
+
+class TensorBoard(orbit.utils.SummaryManagerInterface):
+    """The event files in `tensorboard/train`, `tensorboard/eval` and `tensorboard/pictures` of the workdir.
+
+    It is Orbit's summary manager of training too, so that what an experiment writes with tf.summary inside the step
+    goes to `train`. What Orbit itself would write, under names without groups and after the actions, it does not.
+    """
+
+    def __init__(self, workdir: pathlib.Path, objectives: Sequence[str], writes: bool = True):
+        """Writes nothing yet. `writes`: whether this worker is the one that does."""
+        self._folder, self._objectives, self._writes = workdir / 'tensorboard', tuple(objectives), writes
+        self._writers: dict[str, tf.summary.SummaryWriter] = {}
+
+    def drop_after(self, step: int) -> None:
+        """Drops what a killed run wrote after `step`, its last checkpoint: those steps come again."""
+        for path in sorted(self._folder.glob('*/events.out.tfevents.*')) if self._writes else ():
+            records, stay = [], []
+            for record in tf.data.TFRecordDataset(str(path)).ignore_errors().as_numpy_iterator():
+                records.append(record)
+                stay.append(tf.compat.v1.Event.FromString(record).step <= step)
+            if not all(stay):
+                scratch = path.with_name(f'.{path.name}.new')
+                with tf.io.TFRecordWriter(str(scratch)) as writer:
+                    for record, stays in zip(records, stay, strict=True):
+                        if stays:
+                            writer.write(record)
+                scratch.replace(path)
+
+    def scalars(self, kind: str, step: int, values: Mapping[str, float]) -> None:
+        """Writes numbers of one of KINDS by their names in metrics.jsonl."""
+        with self._writer(kind).as_default(step=step):
+            for name, value in values.items():
+                tf.summary.scalar(tag_of(name, self._objectives), value)
+        self._writer(kind).flush()
+
+    def pictures(self, step: int, pictures: Mapping[str, np.ndarray]) -> None:
+        """Writes pictures, uint8 [height, width, 1 or 3] each, by name."""
+        with self._writer('pictures').as_default(step=step):
+            for name, picture in pictures.items():
+                tf.summary.image(name, picture[None])
+        self._writer('pictures').flush()
+
+    def _writer(self, kind: str) -> tf.summary.SummaryWriter:
+        if kind not in self._writers:
+            make = tf.summary.create_file_writer if self._writes else lambda folder: tf.summary.create_noop_writer()
+            self._writers[kind] = make(str(self._folder / kind))
+        return self._writers[kind]
+
+    def summary_writer(self, relative_path: str = '') -> tf.summary.SummaryWriter:
+        """Orbit asks for it around an inner loop."""
+        return self._writer('train')
+
+    def write_summaries(self, summary_dict: Mapping) -> None:
+        """Orbit calls it after an inner loop: the report has been written by then."""
+
+    def flush(self) -> None:
+        """Orbit calls it after an inner loop."""
+        self._writer('train').flush()

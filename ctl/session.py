@@ -1,0 +1,123 @@
+"""One start of a run: what was asked for, who takes part on which devices, who owns the workdir, and how it ends."""
+
+import contextlib
+import dataclasses
+import errno
+import os
+import pathlib
+import types
+from collections.abc import Callable, Iterator
+
+import ml_collections
+import rich.console
+import tensorflow as tf
+
+from ctl.errors import GuardError, Interrupted
+from ctl.runtime import cluster, devices, lock, reporting, signals
+from ctl.runtime.checkpoints import newest_in
+from ctl.runtime.clock import Clock
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """What is asked for.
+
+    Attributes:
+      name: the experiment's.
+      module: its file: get_config(), make_experiment(config), perhaps make_default_data(config).
+      config: validated; takes the values that are chosen at the start, in place.
+      workdir: where config.json, metrics.jsonl, checkpoints/ and tensorboard/ are, or will be.
+      dry_run: print the plan, check that the run could start, write nothing in `workdir`, stop.
+      break_lock: take the workdir over from another machine.
+      experiment: as the workdir is to note it: a name, or the absolute path of a file; '' for `name`.
+      command: what was typed, for the message on how to go on.
+    """
+
+    name: str
+    module: types.ModuleType
+    config: ml_collections.ConfigDict
+    workdir: pathlib.Path
+    dry_run: bool = False
+    break_lock: bool = False
+    experiment: str = ''
+    command: str = ''
+
+
+@dataclasses.dataclass(frozen=True)
+class Session:
+    """A run that has started, with its devices.
+
+    Attributes:
+      say: prints a line; for a worker that is not the chief, with its name before it.
+      console: for the plan and the progress; quiet where this worker is not the chief.
+      stop: whether a signal has asked the run to end.
+      clock: where the time goes.
+    """
+
+    asked: Run
+    workers: cluster.Cluster
+    strategy: tf.distribute.Strategy
+    console: rich.console.Console
+    say: Callable[[str], None]
+    stop: signals.Stop
+    clock: Clock
+
+    def announce(self, text: str) -> None:
+        """Prints a line that all workers would print, once."""
+        self.console.print(text, markup=False)
+
+    @property
+    def alone(self) -> bool:
+        return self.workers is cluster.ALONE
+
+    @property
+    def replicas(self) -> int:
+        return self.strategy.num_replicas_in_sync
+
+
+@contextlib.contextmanager
+def started(asked: Run) -> Iterator[Session]:
+    """Finds the other workers and the devices, takes the workdir, and listens to signals inside the `with`.
+
+    Raises:
+      UserError: for devices that are not there, and a workdir that another process has.
+      GuardError: when a disk is full.
+      Interrupted: when a worker does not come, or is lost.
+    """
+    clock, workers = Clock(), cluster.ALONE
+    if asked.config.devices.strategy == 'multi_worker':
+        workers = cluster.read_cluster(os.environ)
+    console = reporting.make_console(quiet=not workers.chief)
+
+    def say(text: str) -> None:
+        if workers.chief:
+            console.print(text, markup=False)
+        else:
+            print(f'worker {workers.index}: {text}', flush=True)
+
+    strategy = devices.make_strategy(asked.config.devices, workers, say)  # before any other TensorFlow object
+    owned = lock.owned(asked.workdir, say, asked.break_lock)
+    if asked.dry_run or not workers.chief:
+        owned = contextlib.nullcontext()
+    with signals.Stop().watching() as stop, owned, _ends_explained(asked, workers):
+        yield Session(asked, workers, strategy, console, say, stop, clock)
+
+
+@contextlib.contextmanager
+def _ends_explained(asked: Run, workers: cluster.Cluster) -> Iterator[None]:
+    """Turns the loss of a worker, and a full disk, into what the user can act on."""
+    try:
+        yield
+    except tf.errors.OpError as error:
+        interruption = cluster.explain_loss(error, workers)
+        if interruption is None:
+            raise
+        newest = newest_in(asked.workdir / 'checkpoints') or 'none'
+        raise Interrupted(f'{interruption}: the newest checkpoint is {newest}. Go on with: {asked.command}') from None
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        newest = newest_in(asked.workdir / 'checkpoints') or 'none'
+        raise GuardError(
+            f'{error.filename or asked.workdir} cannot be written: {error.strerror}. The newest checkpoint is {newest}.'
+        ) from None
