@@ -26,6 +26,7 @@ and take their place in the epoch as one.
 
 import dataclasses
 import functools
+from typing import NamedTuple
 
 import numpy as np
 
@@ -70,6 +71,13 @@ class Window:
     def records(self) -> np.ndarray:
         """Record numbers in the order they leave the window, int64 [records]."""
         return np.concatenate([np.arange(s, s + c) for s, c in zip(self.starts, self.counts, strict=True)])[self.order]
+
+
+class Place(NamedTuple):
+    """A place in a shard: the number of the window that holds it, and the records of that window before it."""
+
+    window: int
+    skip: int
 
 
 class Shard:
@@ -119,13 +127,13 @@ class Shard:
         order = np.arange(size) if self._seed is None else permutation(size, self._seed, self.number, epoch, within)
         return Window(self.starts[blocks], counts, order)
 
-    def locate(self, position: int) -> tuple[int, int]:
-        """The window that holds the shard's record number `position`, and the records of that window before it."""
+    def locate(self, position: int) -> Place:
+        """Where the shard's record number `position` is, counted through all epochs."""
         epoch, within = divmod(position, self.records)
         counts = self.counts[self._blocks_of_epoch(epoch)]
         firsts = np.concatenate([[0], np.cumsum(counts)])[:: self._blocks_per_window]
         window = int(np.searchsorted(firsts[: self.windows], within, side='right')) - 1
-        return epoch * self.windows + window, int(within - firsts[window])
+        return Place(epoch * self.windows + window, int(within - firsts[window]))
 
     def take(self, position: int, n: int) -> np.ndarray:
         """The `n` record numbers from `position` on, int64 [n]."""
