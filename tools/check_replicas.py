@@ -2,10 +2,10 @@
 
     python -m tools.check_replicas --experiment=bert_mlm [--replicas=1,2,4] [--microbatches=1,2] [--steps=5]
 
-Every topology starts from the same weights and reads the same records; what a GAN draws, it draws for each record. What
-differs from the first by more than the tolerance, relative to the norm, ends with exit code 3. The losses are also taken
-apart on one batch, to name the cause: sums and weights over two halves of a batch must add up to those over the whole,
-and so must the gradients.
+Every topology starts from the same weights and reads the same records; what a GAN draws, it draws for each record.
+What differs from the first by more than the tolerance, relative to the norm, ends with exit code 3. The losses are also
+taken apart on one batch, to name the cause: sums and weights over two halves of a batch must add up to those over the
+whole, and so must the gradients.
 """
 
 import itertools
