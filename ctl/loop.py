@@ -286,7 +286,7 @@ def _open_workdir(
         checkpoints.clean()
         metrics.drop_after(step)
         session.clock.go_on(workdir / 'time.json')
-    data.bad.keep(workdir / ('bad_records.jsonl' if workers.chief else f'bad_records-{workers.index}.jsonl'))
+    data.bad.list_in(workdir / ('bad_records.jsonl' if workers.chief else f'bad_records-{workers.index}.jsonl'))
 
 
 def _make_inputs(
