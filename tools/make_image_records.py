@@ -20,8 +20,8 @@ from absl import flags
 
 from ctl import cache
 from ctl.errors import UserError, exit_code_of
+from ctl.gan.images import CHANNELS, SIZES
 
-SIZES = (8, 16, 32, 64, 128)  # that gan_images has networks for
 SUFFIXES = ('.png', '.jpg', '.jpeg')
 TRAIN_FILES, EVAL_FILES = 16, 2
 HELD_OUT = 20  # every 20th image is for evaluation
@@ -52,7 +52,7 @@ def make(argv: list[str]) -> None:
         raise UserError('name one folder of images: python -m tools.make_image_records FOLDER --output=records')
     if values.size not in SIZES:
         raise UserError(f'--size={values.size}: take one of {", ".join(map(str, SIZES))}, which gan_images trains on.')
-    if values.channels not in (1, 3):
+    if values.channels not in CHANNELS:
         raise UserError(f'--channels={values.channels}: take 3 for colour, or 1 for grey.')
     folder, output = pathlib.Path(folders[0]), pathlib.Path(values.output)
     if output.exists():

@@ -17,6 +17,8 @@ def fit_window(
 ) -> tuple[int, int]:
     """Blocks and windows as wished, or smaller, so that the windows of all shards together take `most_bytes` at most.
 
+    By the mean size of a record; and a window holds at least one.
+
     Args:
       block_records, window_records: the wishes.
       record_bytes: the mean size of a record.

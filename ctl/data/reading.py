@@ -18,7 +18,7 @@ READ_BUFFER_BYTES = 1 << 18
 def read_endlessly(index: Index, mine: Sequence[shards.Shard], position: int, records: int) -> tf.data.Dataset:
     """The next `records` records of every shard, each from its record `position` on, again and again.
 
-    Only the windows that hold `position` are read again after a resume.
+    After a resume only the windows that hold `position` are read again, and of a compressed file what comes before.
 
     Returns:
       Dataset of (serialized string [shards, records], record number int64 [shards, records]).
