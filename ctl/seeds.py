@@ -15,5 +15,9 @@ def fold(seed: Seed | None, *numbers) -> Seed | None:
 
 
 def of_records(seed: Seed, records: tf.Tensor) -> tf.Tensor:
-    """A seed of its own for every record: int32 [2] and record numbers, int64 [B] -> int32 [B, 2]."""
+    """A seed for every record: int32 [2] and record numbers, int64 [B] -> int32 [B, 2].
+
+    Under one seed no two records have the same. Under another seed, whose 32 folded bits are as good as random, a
+    record may by chance have the one that some other record has under this.
+    """
     return seed + tf.bitcast(records, tf.int32)
