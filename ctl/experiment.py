@@ -54,9 +54,11 @@ class Objective:
       losses: `losses(batch, seed) -> (losses, metrics)`, two dicts of name -> `ctl.losses.WeightedSum` over the slice
         of the batch it is given. The objective is the sum over `losses` of (global sum / global weight); a weight must
         depend on the batch alone. `batch` has the experiment's features and `example_weight`, float32 [B], 0 for the
-        padding of the last evaluation batch and for bad records that are skipped. `seed` is int32 [2], different for
-        every step, update, replica and microbatch; None in evaluation. `batch['example_seed']`, int32 [B, 2], is
-        different for every record, step and update, and the same on any hardware; in evaluation, for every record.
+        padding of the last evaluation batch and for bad records that are skipped. `seed`, int32 [2], is a function of
+        the run's seed, objective, step, update, replica and microbatch alone; None in evaluation. Row i of
+        `batch['example_seed']`, int32 [B, 2], is one of the run's seed, objective, step, update and record i alone, on
+        any hardware; in evaluation of the record alone. Two records of one update never have the same one, nor do two
+        microbatches the same `seed`; otherwise two are equal by accident, one pair in 2^32 (see `ctl.seeds`).
       optimizer: the config section with the settings of `config.OPTIMIZER`.
       updates: weight updates in one step.
       watched: metrics that training measures and reports too -> what it means when one stays at 0, and at 1.
