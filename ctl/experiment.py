@@ -14,6 +14,9 @@ import ml_collections
 from ctl.config import nearest
 from ctl.errors import UserError
 
+# Feature name -> tf.Tensor [B, ...]; nothing here needs TensorFlow, which takes seconds to import.
+Batch = dict[str, Any]
+
 FOLDER = pathlib.Path(__file__).resolve().parent.parent / 'experiments'
 
 
@@ -99,7 +102,7 @@ class Tally:
       values: `values(sums) -> name -> float`, from the totals, as NumPy arrays.
     """
 
-    sums: Callable[[Mapping[str, Any]], Mapping[str, Any]]
+    sums: Callable[[Batch], Mapping[str, Any]]
     values: Callable[[Mapping[str, Any]], Mapping[str, float]]
 
 
@@ -120,7 +123,7 @@ class DefaultData:
     references: Mapping[str, tuple[float, str]] = dataclasses.field(default_factory=dict)
 
 
-def unchanged(batch: dict) -> dict:
+def unchanged(batch: Batch) -> Batch:
     """`prepare` where there is nothing to prepare."""
     return batch
 
@@ -142,7 +145,7 @@ class Experiment:
     features: Mapping[str, Feature]
     models: Mapping[str, Any]
     objectives: Sequence[Objective]
-    prepare: Callable[[dict], dict] = unchanged
+    prepare: Callable[[Batch], Batch] = unchanged
     averages: Sequence[Average] = ()
     tallies: Sequence[Tally] = ()
     pictures: Callable[[], Mapping[str, Any]] | None = None
