@@ -9,8 +9,8 @@ import tensorflow as tf
 
 from ctl import seeds
 from ctl.errors import UserError
-from ctl.experiment import Experiment
-from ctl.update import Batch, run_losses
+from ctl.experiment import Batch, Experiment
+from ctl.update import run_losses
 
 
 class Evaluator(orbit.StandardEvaluator):

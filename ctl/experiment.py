@@ -14,6 +14,9 @@ import ml_collections
 from ctl.config import nearest
 from ctl.errors import UserError
 
+# Feature name -> tf.Tensor [B, ...]; nothing here needs TensorFlow, which takes seconds to import.
+Batch = dict[str, Any]
+
 FOLDER = pathlib.Path(__file__).resolve().parent.parent / 'experiments'
 
 
@@ -54,9 +57,11 @@ class Objective:
       losses: `losses(batch, seed) -> (losses, metrics)`, two dicts of name -> `ctl.losses.WeightedSum` over the slice
         of the batch it is given. The objective is the sum over `losses` of (global sum / global weight); a weight must
         depend on the batch alone. `batch` has the experiment's features and `example_weight`, float32 [B], 0 for the
-        padding of the last evaluation batch and for bad records that are skipped. `seed` is int32 [2], different for
-        every step, update, replica and microbatch; None in evaluation. `batch['example_seed']`, int32 [B, 2], is
-        different for every record, step and update, and the same on any hardware; in evaluation, for every record.
+        padding of the last evaluation batch and for bad records that are skipped. `seed`, int32 [2], is a function of
+        the run's seed, objective, step, update, replica and microbatch alone; None in evaluation. Row i of
+        `batch['example_seed']`, int32 [B, 2], is one of the run's seed, objective, step, update and record i alone, on
+        any hardware; in evaluation of the record alone. Two records of one update never have the same one, nor do two
+        microbatches the same `seed`; otherwise two are equal by accident, one pair in 2^32 (see `ctl.seeds`).
       optimizer: the config section with the settings of `config.OPTIMIZER`.
       updates: weight updates in one step.
       watched: metrics that training measures and reports too -> what it means when one stays at 0, and at 1.
@@ -97,7 +102,7 @@ class Tally:
       values: `values(sums) -> name -> float`, from the totals, as NumPy arrays.
     """
 
-    sums: Callable[[Mapping[str, Any]], Mapping[str, Any]]
+    sums: Callable[[Batch], Mapping[str, Any]]
     values: Callable[[Mapping[str, Any]], Mapping[str, float]]
 
 
@@ -118,7 +123,7 @@ class DefaultData:
     references: Mapping[str, tuple[float, str]] = dataclasses.field(default_factory=dict)
 
 
-def unchanged(batch: dict) -> dict:
+def unchanged(batch: Batch) -> Batch:
     """`prepare` where there is nothing to prepare."""
     return batch
 
@@ -140,7 +145,7 @@ class Experiment:
     features: Mapping[str, Feature]
     models: Mapping[str, Any]
     objectives: Sequence[Objective]
-    prepare: Callable[[dict], dict] = unchanged
+    prepare: Callable[[Batch], Batch] = unchanged
     averages: Sequence[Average] = ()
     tallies: Sequence[Tally] = ()
     pictures: Callable[[], Mapping[str, Any]] | None = None

@@ -193,7 +193,7 @@ def _open_workdir(session: Session, parts: _Parts, numbers: Numbers, step: int) 
         numbers.drop_after(step)
         session.clock.go_on(asked.workdir / 'time.json')
     name = 'bad_records.jsonl' if workers.chief else f'bad_records-{workers.index}.jsonl'
-    parts.data.bad.keep(asked.workdir / name)
+    parts.data.bad.list_in(asked.workdir / name)
 
 
 def _make_inputs(session: Session, parts: _Parts, step: int) -> Evaluator:

@@ -26,12 +26,39 @@ class Adam(_Reduced, keras.optimizers.Adam):
     pass
 
 
-class Lamb(_Reduced, keras.optimizers.Lamb):
-    pass
-
-
 class SGD(_Reduced, keras.optimizers.SGD):
     pass
+
+
+class Lamb(_Reduced, keras.optimizers.Lamb):
+    """You et al. 2020, "Large batch optimization for deep learning: training BERT in 76 minutes", algorithm 2.
+
+    The slots are Keras's, the step is not: Keras lets weights decay before it, where the trust ratio does not reach.
+    Every variable is a layer of its own.
+    """
+
+    def __init__(self, *args, decay: float = 0.0, **kwargs):
+        """`decay` is the paper's lambda, for the variables that `decays` names; the rest is as in Keras."""
+        super().__init__(*args, **kwargs)
+        self.decay = decay  # `weight_decay` would be Keras's own, outside of the trust ratio
+
+    def update_step(self, gradient, variable, learning_rate):
+        gradient, learning_rate = tf.cast(gradient, variable.dtype), tf.cast(learning_rate, variable.dtype)
+        number, calls = self._get_variable_index(variable), tf.cast(self.iterations + 1, variable.dtype)
+        m, v = self._momentums[number], self._velocities[number]
+        self.assign(m, self.beta_1 * m + (1 - self.beta_1) * gradient)
+        self.assign(v, self.beta_2 * v + (1 - self.beta_2) * gradient**2)
+        m_hat, v_hat = m / (1 - self.beta_1**calls), v / (1 - self.beta_2**calls)
+        update = m_hat / (tf.sqrt(v_hat) + self.epsilon)
+        if decays(variable):
+            update += self.decay * variable
+        weight_norm, update_norm = tf.norm(variable), tf.norm(update)
+        ratio = tf.math.divide_no_nan(weight_norm, update_norm)
+        trust_ratio = tf.where(ratio > 0, ratio, tf.ones_like(ratio))
+        self.assign_sub(variable, learning_rate * trust_ratio * update)
+
+    def get_config(self) -> dict:
+        return {**super().get_config(), 'decay': self.decay}
 
 
 @keras.saving.register_keras_serializable('ctl')
@@ -81,8 +108,9 @@ def make_optimizer(
 ) -> keras.optimizers.Optimizer:
     """The optimizer of a config section, with every slot of `variables` built.
 
-    Weight decay is decoupled (Loshchilov and Hutter 2019, "Decoupled weight decay regularization") for every name: the
-    weight shrinks by learning_rate x weight_decay before the update, and LAMB's trust ratio does not scale it.
+    Weight decay is decoupled (Loshchilov and Hutter 2019, "Decoupled weight decay regularization") in adamw, adam and
+    sgd: a weight shrinks by learning_rate x weight_decay of itself before the update, so that 'adam' with weight decay
+    is AdamW. In lamb weight_decay x weight is part of the update, and the trust ratio scales both.
 
     Args:
       section: the settings of config.OPTIMIZER.
@@ -91,19 +119,17 @@ def make_optimizer(
       updates: its calls in one step.
     """
     schedule = Schedule(section.learning_rate, steps, section.warmup_steps, section.schedule, updates)
-    decay = section.weight_decay or None
     betas = {'beta_1': section.beta_1, 'beta_2': section.beta_2, 'epsilon': 1e-6}
     if section.name == 'adamw':
         optimizer = AdamW(schedule, weight_decay=section.weight_decay, **betas)
     elif section.name == 'adam':
-        optimizer = Adam(schedule, weight_decay=decay, **betas)
+        optimizer = Adam(schedule, weight_decay=section.weight_decay or None, **betas)
     elif section.name == 'lamb':
-        optimizer = Lamb(schedule, weight_decay=decay, **betas)
+        optimizer = Lamb(schedule, decay=section.weight_decay, **betas)
     else:
-        optimizer = SGD(schedule, weight_decay=decay, momentum=section.beta_1)
-    if decay:
-        kept = [variable for variable in variables if not decays(variable)]
-        if kept:
-            optimizer.exclude_from_weight_decay(var_list=kept)
+        optimizer = SGD(schedule, weight_decay=section.weight_decay or None, momentum=section.beta_1)
+    kept = [variable for variable in variables if not decays(variable)]
+    if kept:
+        optimizer.exclude_from_weight_decay(var_list=kept)
     optimizer.build(list(variables))
     return optimizer

@@ -132,6 +132,8 @@ OPTIMIZER = {
         0.9, 'decay of the mean gradient in adamw, adam and lamb; the momentum of sgd', minimum=0, below=1
     ),
     'beta_2': Setting(0.999, 'decay of the mean squared gradient in adamw, adam and lamb', minimum=0, below=1),
-    'weight_decay': Setting(0.01, 'decoupled decay a step, times the learning rate; 0 is off', minimum=0),
+    'weight_decay': Setting(
+        0.01, 'matrices shrink by this x learning rate a step, in lamb x its trust ratio too; 0 is off', minimum=0
+    ),
     'clip_norm': Setting(1.0, 'largest global norm of the reduced gradient; 0 is off', minimum=0),
 }

@@ -9,9 +9,9 @@ import orbit
 import tensorflow as tf
 
 from ctl import reduce
-from ctl.experiment import Average, Experiment, Objective
+from ctl.experiment import Average, Batch, Experiment, Objective
 from ctl.nonfinite import NonFinite, snapshot
-from ctl.update import Batch, make_updates
+from ctl.update import make_updates
 
 
 class Trainer(orbit.StandardTrainer):

@@ -16,11 +16,10 @@ import tensorflow as tf
 from ctl import reduce, seeds
 from ctl.config import nearest
 from ctl.errors import UserError
-from ctl.experiment import Experiment, Objective
+from ctl.experiment import Batch, Experiment, Objective
 from ctl.losses import WeightedSum
 from ctl.seeds import Seed
 
-Batch = dict[str, tf.Tensor]
 Communication = tf.distribute.experimental.CommunicationOptions | None
 
 

@@ -1,10 +1,11 @@
-"""A GAN of your own images, 32 or 64 pixels high and wide, with classes or without.
+"""A GAN of your own square images, 8 to 128 pixels high, with classes or without.
 
     python -m tools.make_image_records FOLDER --output=records --size=64
     python -m ctl.train --experiment=gan_images --config.data.train='records/train*' --config.data.eval='records/eval*'
 
-Distances to real images are measured over Inception's features where `model.inception_weights` names a file with its
-weights (Keras's, without the top); else over the images shrunk to 8 by 8 pixels, which tells colours and layout only.
+Distances to real images are measured over the features of Keras's InceptionV3 where `model.inception_weights` names a
+file with its weights, without the top; else over the images shrunk to 8 by 8 pixels, which tells colours and layout
+only. Either way they compare with each other, and not with published figures (`load_inception` says why).
 """
 
 from collections.abc import Callable
@@ -18,9 +19,7 @@ from ctl.config import Setting
 from ctl.errors import UserError
 from ctl.experiment import DefaultData, Experiment, Feature
 from ctl.gan import players
-from tools.make_image_records import SIZES
-
-BASE = 4  # height and width that the generator begins with
+from ctl.gan.images import BASE, CHANNELS, SIZES
 
 
 def get_config() -> ml_collections.ConfigDict:
@@ -37,7 +36,7 @@ def get_config() -> ml_collections.ConfigDict:
         model=dict(
             penalty='r1',
             size=Setting(64, 'height and width of the images, pixels', choices=SIZES),
-            channels=Setting(3, 'of the images', choices=(1, 3)),
+            channels=Setting(3, 'of the images', choices=CHANNELS),
             classes=Setting(0, 'of the images; 0 is to take no notice of them', minimum=0),
             generator_width=Setting(64, 'features of the generator at full size', minimum=1),
             discriminator_width=Setting(64, 'features of the discriminator at half of the size', minimum=1),
@@ -91,9 +90,11 @@ def shrink(images: tf.Tensor) -> tf.Tensor:
 
 
 def load_inception(path: str) -> Callable[[tf.Tensor], tf.Tensor]:
-    """Images in (-1, 1) -> the 2,048 features that Inception's classes are read from.
+    """Images in (-1, 1) -> the 2,048 features from which Keras's InceptionV3 reads its classes.
 
-    Heusel et al. 2017 measure over these. Images are enlarged to 299 x 299 pixels, grey ones are given three channels.
+    Images are enlarged to 299 x 299 pixels, bilinearly; grey ones are given three channels. The published distances are
+    those of Heusel et al. 2017, over another Inception with other weights: figures over this one do not compare with
+    them, only with each other.
 
     Raises:
       UserError: when the file does not hold the weights.

@@ -1,15 +1,20 @@
 """What is chosen for the user, and what is offered when a wish cannot be met."""
 
+import re
+
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ctl.data import choices, shards
 from ctl.errors import UserError
-from tests.test_shards import counts_of_files
+from tests.test_shards import counts_of_files, divisors, replicas_of_a_run
 
 
-@given(st.integers(1, 500), st.integers(1, 5000), st.integers(1, 64), st.floats(1, 1e7), st.integers(1 << 20, 1 << 31))
+@given(
+    st.integers(1, 500), st.integers(1, 5000), st.integers(1, 1024), st.floats(1, 1e7), st.integers(1 << 20, 1 << 31)
+)
 def test_windows_take_no_more_memory_than_allowed_unless_they_hold_one_record(block, window, number, size, most):
     block_records, window_records = choices.fit_window(block, window, number, size, most)
     assert 1 <= block_records <= min(block, window_records) and window_records <= window
@@ -21,37 +26,83 @@ def test_windows_take_no_more_memory_than_allowed_unless_they_hold_one_record(bl
 @given(
     counts_of_files,
     st.integers(1, 40),
-    st.integers(1, 5),
-    st.integers(0, 70),
+    replicas_of_a_run,
+    st.integers(0, 70) | st.sampled_from([128, 192, 512, 1024]),
     st.sampled_from(['auto', 'file', 'record']),
+    st.booleans(),
 )
-@settings(max_examples=300)
-def test_chosen_shards_divide_the_batch_over_the_replicas_or_the_error_names_values_that_work(
-    counts, per_replica, replicas, wanted, shard_by
+@settings(max_examples=500)
+def test_chosen_shards_are_as_wished_and_as_equal_as_they_can_be_or_the_refusal_names_what_works(
+    counts, per_replica, replicas, wanted, shard_by, compressed
 ):
     batch = per_replica * replicas
     try:
-        number, by, why = choices.choose_shards(counts, batch, replicas, wanted, shard_by)
+        number, by, why = choices.choose_shards(counts, batch, replicas, wanted, shard_by, compressed)
     except UserError as error:
-        if 'data.logical_shards=' in str(error) and 'must divide' in str(error):
-            for near in map(int, str(error).rpartition('take ')[2].rstrip('.').split(' or ')):
-                assert batch % near == 0 and near % replicas == 0
-        else:
-            assert 'take ' in str(error) or 'use fewer replicas' in str(error)
+        check_advice(str(error), counts, batch, replicas, wanted, shard_by, compressed)
         return
-    assert batch % number == 0 and number % replicas == 0
-    assert number == wanted or not wanted
-    assert (by == shard_by or shard_by == 'auto') and why
-    if by == 'file':
-        assert number <= len(counts)
-        assert shard_by == 'file' or choices.imbalance(counts, number) <= choices.MOST_IMBALANCE
-    else:
-        layout = shards.Layout(counts, batch, number, by, 0, 128, 1024)
-        shares = [shard.records for shard in layout.shards]
-        assert max(shares) - min(shares) <= 1
+    allowed = [n for n in divisors(batch) if n % replicas == 0 and n <= max(choices.MOST_SHARDS, replicas)]
+    allowed = [wanted] if wanted else allowed
+    most_by_file = max((n for n in allowed if n <= len(counts)), default=0)
+    assert number == (most_by_file if by == 'file' else max(n for n in allowed if n <= counts.sum()))
+    layout = shards.Layout(counts, batch, number, by, 0, 128, 1024)
+    difference = np.ptp([shard.records for shard in layout.shards])
+    assert f'shares differ by {difference:,} record' in why
+    if by == 'record':
+        assert difference <= 1
+    if shard_by != 'auto':
+        assert by == shard_by
+    elif by == 'file':
+        assert compressed or difference <= 1
+    elif most_by_file:
+        assert not compressed and np.ptp(choices.file_shares(counts, most_by_file)) > 1
 
 
-@given(st.integers(1, 400), st.integers(1, 8), st.integers(1, 4))
+def check_advice(refusal, counts, batch, replicas, wanted, shard_by, compressed):
+    """Does what a refusal says, each way that it names."""
+    if refusal.startswith('data.shard_by=file'):
+        assert len(counts) < (wanted or replicas)
+        more = np.resize(counts, wanted or replicas)
+        assert choices.choose_shards(more, batch, replicas, wanted, 'file', compressed).shard_by == 'file'
+        return
+    if 'records are too few' in refusal:
+        assert counts.sum() < (wanted or replicas)
+        return
+    assert refusal.startswith(f'data.logical_shards={wanted} ')
+    for number in numbers_in(r'take ([\d or]+) replicas', refusal):
+        choices.check_batch(batch, number, 1)
+        assert wanted % number == 0
+    shard_numbers = numbers_in(r'(?:logical_shards=|take )([\d or]+)\.$', refusal)
+    assert shard_numbers and all(batch % number == 0 and number % replicas == 0 for number in shard_numbers)
+
+
+def numbers_in(pattern, text):
+    found = re.search(pattern, text)
+    return [int(number) for number in found[1].split(' or ')] if found else []
+
+
+EVEN, UNEVEN = np.full(8, 1000), np.array([1000] * 7 + [998])
+
+
+@pytest.mark.parametrize(
+    'counts, compressed, shard_by, chosen',
+    [
+        (EVEN, False, 'auto', (8, 'file', 'whole files (they share evenly); shares differ by 0 records (0.0%)')),
+        (UNEVEN + np.arange(8) // 7, False, 'auto', (8, 'file', 'whole files (they share evenly); shares differ by 1')),
+        (UNEVEN, False, 'auto', (64, 'record', 'runs of records (shares of whole files would differ by 2 records (')),
+        (UNEVEN, True, 'auto', (8, 'file', 'whole files (some are compressed, and can only be read from their begin')),
+        (UNEVEN, False, 'file', (8, 'file', 'a smaller one begins its next epoch so much earlier')),
+        (EVEN, True, 'record', (64, 'record', 'one that begins inside of a compressed file reads all before it too')),
+    ],
+)
+def test_whole_files_are_taken_unasked_only_where_epochs_are_as_long_or_a_file_is_compressed(
+    counts, compressed, shard_by, chosen
+):
+    number, by, why = choices.choose_shards(counts, 64, 1, shard_by=shard_by, compressed=compressed)
+    assert (number, by) == chosen[:2] and chosen[2] in why
+
+
+@given(st.integers(1, 1 << 16), replicas_of_a_run, st.integers(1, 4))
 def test_a_batch_that_does_not_divide_is_refused_with_the_nearest_that_do(batch, replicas, microbatches):
     unit = replicas * microbatches
     if batch % unit == 0:

@@ -1,12 +1,16 @@
 """Dropout that is a function of its seed, and the shapes and gradients of BERT."""
 
+import re
+
 import numpy as np
 import pytest
 import tensorflow as tf
 
+from ctl.errors import UserError
 from ctl.models.bert import BertPretrainer
 from ctl.models.layers import Dropout
 from ctl.seeds import fold
+from tests.runs import door, write_data
 
 SEED = tf.constant([3, 0])
 
@@ -20,6 +24,29 @@ def test_dropout_drops_its_part_and_keeps_the_mean(rate):
     dropped = mask(rate, SEED, (200, 501))
     assert np.mean(dropped == 0) == pytest.approx(rate, abs=0.005)
     assert dropped.mean() == pytest.approx(1, abs=0.02)
+
+
+@pytest.mark.parametrize('rate, acting', [(0.0, 0), (1 / 512, 1), (0.1, 26), (0.5, 128), (0.999, 255)])
+def test_a_dropout_rate_acts_as_the_nearest_256th_and_the_scale_matches_it(rate, acting):
+    dropped = mask(rate, SEED, (1000, 1000))
+    spread = np.sqrt(acting * (256 - acting)) / 256 / 1000  # of the mean of a million draws
+    assert np.mean(dropped == 0) == pytest.approx(acting / 256, abs=5 * spread)
+    assert set(np.unique(dropped)) <= {0, np.float32(256 / (256 - acting))}
+
+
+@pytest.mark.parametrize('rate', [0.001, 1e-9, -0.1, 1.0])
+def test_a_dropout_rate_that_would_silently_be_another_is_refused(rate):
+    with pytest.raises(UserError, match=f'dropout={rate:g}: '):
+        Dropout(rate)
+
+
+def test_a_run_with_a_dropout_too_small_ends_with_a_line_whose_advice_works(tmp_path, capsys):
+    words = [*write_data(tmp_path), f'--workdir={tmp_path / "run"}', '--dry_run']
+    assert door(*words, '--config.model.dropout=0.001') == 2
+    error = capsys.readouterr().err.strip()
+    assert '\n' not in error
+    smallest = re.search('Use ([0-9.]+) or more', error)[1]
+    assert door(*words, f'--config.model.dropout={smallest}') == 0
 
 
 def test_dropout_repeats_for_a_seed_and_differs_for_another():

@@ -59,7 +59,7 @@ def test_an_optimizer_under_two_replicas_does_not_sum_reduced_gradients_again(na
         assert a.numpy() == pytest.approx(b.numpy(), abs=1e-7)
 
 
-@pytest.mark.parametrize('name', NAMES)
+@pytest.mark.parametrize('name', ['adamw', 'adam', 'sgd'])
 def test_matrices_decay_and_biases_and_gains_do_not(name):
     kernel, bias, gamma = variable([2, 2]), variable([2], 'bias'), variable([2], 'gamma')
     optimizer = optimizers.make_optimizer(
@@ -68,6 +68,44 @@ def test_matrices_decay_and_biases_and_gains_do_not(name):
     optimizer.apply([tf.zeros([2, 2]), tf.zeros([2]), tf.zeros([2])], [kernel, bias, gamma])
     assert kernel.numpy() == pytest.approx(0.95 * np.ones([2, 2]))
     assert bias.numpy().tolist() == gamma.numpy().tolist() == [1, 1]
+
+
+def lamb_by_hand(weights, gradients, decay, rate=0.1, beta_1=0.9, beta_2=0.999, epsilon=1e-6):
+    """You et al. 2020, algorithm 2, on one layer, in float64."""
+    m, v = np.zeros_like(weights), np.zeros_like(weights)
+    for t, gradient in enumerate(gradients, 1):
+        m, v = beta_1 * m + (1 - beta_1) * gradient, beta_2 * v + (1 - beta_2) * gradient**2
+        update = m / (1 - beta_1**t) / (np.sqrt(v / (1 - beta_2**t)) + epsilon) + decay * weights
+        norms = np.linalg.norm(weights), np.linalg.norm(update)
+        weights = weights - rate * (norms[0] / norms[1] if all(norms) else 1.0) * update
+    return weights
+
+
+@pytest.mark.parametrize('replicas', [1, 2])
+def test_two_steps_of_lamb_are_those_of_its_paper_and_its_trust_ratio_scales_the_decay_of_matrices(replicas):
+    rng = np.random.default_rng(0)
+    starts = {'kernel': rng.normal(size=[3, 2]), 'bias': rng.normal(size=[4]), 'zeros': np.zeros(5)}
+    gradients = {name: rng.normal(size=[2, *start.shape]) for name, start in starts.items()}
+    expected = {name: lamb_by_hand(starts[name], gradients[name], 0.5 * (name == 'kernel')) for name in starts}
+    strategy = two_replicas() if replicas == 2 else tf.distribute.OneDeviceStrategy('/cpu:0')
+    with strategy.scope():
+        variables = [keras.Variable(start, dtype='float32', name=name) for name, start in starts.items()]
+        lamb = section(name='lamb', weight_decay=0.5, learning_rate=0.1, schedule='constant')
+        optimizer = optimizers.make_optimizer(lamb, 10, variables)
+    step = tf.function(lambda *reduced: strategy.run(optimizer.apply, args=(reduced, variables)))
+    for reduced in zip(*gradients.values(), strict=True):
+        step(*[tf.constant(gradient, tf.float32) for gradient in reduced])
+    for name, variable in zip(starts, variables, strict=True):
+        copies = [copy.numpy() for copy in strategy.experimental_local_results(variable.value)]
+        assert copies[0] == pytest.approx(expected[name], rel=1e-5), name
+        assert np.array_equal(copies[0], copies[-1]), name
+
+
+def test_lamb_leaves_a_layer_alone_that_has_neither_gradient_nor_decay():
+    v = variable([2])
+    optimizer = optimizers.make_optimizer(section(name='lamb', weight_decay=0.5), 10, [v])
+    optimizer.apply([tf.zeros([2])], [v])
+    assert v.numpy().tolist() == [1, 1]
 
 
 @pytest.mark.parametrize('name', NAMES)

@@ -1,24 +1,31 @@
 """The sharding arithmetic: for any files, batch, replicas and seed."""
 
 import numpy as np
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from ctl.data import choices, shards
 from ctl.errors import UserError
 
-counts_of_files = st.lists(st.integers(1, 60), min_size=1, max_size=12).map(lambda c: np.array(c, np.int64))
+# A few files mostly; sometimes as many as there may be replicas.
+counts_of_files = st.builds(
+    lambda counts, times: np.array(counts * times, np.int64),
+    st.lists(st.integers(1, 60), min_size=1, max_size=12),
+    st.sampled_from([1, 1, 1, 100]),
+)
+replicas_of_a_run = st.integers(1, 5) | st.integers(1, 1024) | st.sampled_from([64, 65, 96, 128, 1000, 1024])
 
 
 @st.composite
 def layouts(draw, shuffled=True):
     """A layout that `choose_shards` allows, and the replicas it was chosen for."""
     counts = draw(counts_of_files)
-    replicas = draw(st.sampled_from([1, 2, 3, 4]))
+    replicas = draw(replicas_of_a_run)
     global_batch_size = replicas * draw(st.integers(1, 8))
     shard_by = draw(st.sampled_from(['auto', 'file', 'record']))
+    wanted = draw(st.sampled_from([0, 0, global_batch_size]))
     try:
-        number, by, _ = choices.choose_shards(counts, global_batch_size, replicas, 0, shard_by)
+        number, by, _ = choices.choose_shards(counts, global_batch_size, replicas, wanted, shard_by)
     except UserError:
         assume(False)
     seed = draw(st.integers(0, 2**31 - 1)) if shuffled else None
@@ -29,7 +36,12 @@ def layouts(draw, shuffled=True):
     return layout, replicas
 
 
+def divisors(number):
+    return [n for n in range(1, number + 1) if number % n == 0]
+
+
 @given(layouts(), st.integers(0, 3))
+@settings(max_examples=40)
 def test_every_epoch_of_the_shards_together_is_every_record_once(drawn, epoch):
     layout, _ = drawn
     read = [shard.take(epoch * shard.records, shard.records) for shard in layout.shards]
@@ -38,18 +50,19 @@ def test_every_epoch_of_the_shards_together_is_every_record_once(drawn, epoch):
 
 @given(layouts())
 def test_pipelines_partition_the_shards_for_every_number_of_pipelines_that_divides_them(drawn):
-    layout, replicas = drawn
-    for pipelines in (n for n in range(1, layout.logical_shards + 1) if layout.logical_shards % n == 0):
+    layout, _ = drawn
+    for pipelines in divisors(layout.logical_shards):
         carried = [s.number for p in range(pipelines) for s in layout.pipeline_shards(p, pipelines)]
         assert sorted(carried) == list(range(layout.logical_shards))
 
 
 @given(layouts())
+@settings(max_examples=40)
 def test_pipeline_p_of_n_reads_exactly_files_p_n(drawn):
     layout, replicas = drawn
     assume(layout.shard_by == 'file')
     file_of = np.repeat(np.arange(len(layout.counts)), layout.counts)
-    for pipeline in range(replicas):
+    for pipeline in {0, replicas // 2, replicas - 1}:
         mine = layout.pipeline_shards(pipeline, replicas)
         read = {int(f) for shard in mine for f in file_of[shard.take(0, shard.records)]}
         assert read == set(range(len(layout.counts))[pipeline::replicas])
@@ -62,16 +75,15 @@ def test_any_position_is_found_without_reading_what_comes_before(drawn, position
     assert np.array_equal(shard.take(position, 12), shard.take(0, position + 12)[position:])
 
 
-@given(layouts(), st.integers(0, 10**9))
-def test_a_global_batch_is_the_same_on_any_replicas_and_pipelines(drawn, step):
+@given(layouts(), st.integers(0, 10**9), st.data())
+def test_a_global_batch_is_the_same_on_any_replicas_and_pipelines(drawn, step, data):
     layout, _ = drawn
-    divisors = [n for n in range(1, layout.logical_shards + 1) if layout.logical_shards % n == 0]
     expected = np.sort(layout.replica_records(step, 1, 1)[0])
-    for replicas in divisors:
-        for pipelines in (n for n in divisors if replicas % n == 0):
-            fed = layout.replica_records(step, replicas, pipelines)
-            assert [len(records) for records in fed] == [layout.global_batch_size // replicas] * replicas
-            assert np.array_equal(np.sort(np.concatenate(fed)), expected)
+    replicas = data.draw(st.sampled_from(divisors(layout.logical_shards)))
+    pipelines = data.draw(st.sampled_from(divisors(replicas)))
+    fed = layout.replica_records(step, replicas, pipelines)
+    assert [len(records) for records in fed] == [layout.global_batch_size // replicas] * replicas
+    assert np.array_equal(np.sort(np.concatenate(fed)), expected)
 
 
 @given(layouts(shuffled=False))
@@ -91,6 +103,7 @@ def test_blocks_never_cross_a_damaged_record(drawn):
 
 
 @given(layouts(), st.integers(0, 5))
+@settings(max_examples=40)
 def test_a_compressed_file_is_read_from_its_beginning_on_once_an_epoch(drawn, epoch):
     layout, _ = drawn
     file_of = np.repeat(np.arange(len(layout.counts)), layout.counts)
@@ -105,6 +118,7 @@ def test_a_compressed_file_is_read_from_its_beginning_on_once_an_epoch(drawn, ep
 
 
 @given(layouts())
+@settings(max_examples=40)
 def test_blocks_never_cross_files_and_windows_hold_what_they_may(drawn):
     layout, _ = drawn
     file_of = np.repeat(np.arange(len(layout.counts)), layout.counts)

@@ -2,13 +2,16 @@
 
     python -m tools.check_replicas --experiment=bert_mlm [--replicas=1,2,4] [--microbatches=1,2] [--steps=5]
 
-Every topology starts from the same weights and reads the same records. What differs from the first by more than the
-tolerance, relative to the norm, ends with exit code 3. The losses are also taken apart on one batch, to name the cause:
-sums and weights over two halves of a batch must add up to those over the whole, and so must the gradients.
+Every topology starts from the same weights and reads the same records; what a GAN draws, it draws for each record.
+What differs from the first by more than the tolerance, relative to the norm, ends with exit code 3. The losses are also
+taken apart on one batch, to name the cause: sums and weights over two halves of a batch must add up to those over the
+whole, and so must the gradients.
 """
 
 import itertools
 import sys
+from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 from absl import flags as absl_flags
@@ -45,11 +48,7 @@ def check(request: flags.Request) -> None:
     topologies = list(itertools.product(_numbers(request, 'replicas'), _numbers(request, 'microbatches')))
     most = max(replicas for replicas, _ in topologies)
     config = request.config
-    for key in config_lib.flatten(config):
-        if key.rpartition('.')[2].endswith('dropout'):
-            config_lib.set_value(config, key, 0.0)
-        if key.rpartition('.')[2] == 'noise' and 'record' in getattr(config_lib.setting(key), 'choices', ()):
-            config_lib.set_value(config, key, 'record')
+    _make_comparable(config)
     config.devices.replicas, config.devices.strategy = most, 'auto'
     devices.make_strategy(config.devices)  # the virtual devices, before anything else
     source, layout = _read_data(request, most)
@@ -74,6 +73,16 @@ def check(request: flags.Request) -> None:
         )
         raise GuardError(f'the update depends on the replicas: {found}. {usual}')
     print(f'The update is the same on all: the largest difference is {worst:.1e}; {TOLERANCE:g} is allowed.')
+
+
+def _make_comparable(config) -> None:
+    """Turns off what is drawn for a whole replica: dropout; and a GAN's noise, which is drawn for each record then."""
+    for key in config_lib.flatten(config):
+        name = key.rpartition('.')[2]
+        if name.endswith('dropout'):
+            config_lib.set_value(config, key, 0.0)
+        if name == 'noise' and 'record' in getattr(config_lib.setting(key), 'choices', ()):
+            config_lib.set_value(config, key, 'record')
 
 
 def _numbers(request: flags.Request, name: str) -> list[int]:
@@ -122,7 +131,6 @@ def _train(
 
     from ctl.data import pipeline
     from ctl.runtime import devices
-    from ctl.update import make_updates
 
     config = request.config.copy_and_resolve_references()
     config.devices.replicas = replicas
@@ -131,36 +139,44 @@ def _train(
     devices.set_precision(config.train.precision)
     with strategy.scope():
         experiment, optimizers = _make(request)
-    dataset = pipeline.distribute(strategy, pipeline.make_train_dataset_fn(source, layout, 0), per_replica=False)
+    make_step = _make_step(config, strategy, experiment, optimizers, microbatches)
+    read = iter(pipeline.distribute(strategy, pipeline.make_train_dataset_fn(source, layout, 0), per_replica=False))
 
-    names = experiment.update_names(config.train)
+    losses, first_gradients = {}, {}
+    for step in range(request.own['steps']):
+        batches = [next(read) for _ in experiment.update_names(config.train)]
+        loss, gradients = make_step(batches, tf.constant(step, tf.int64))
+        losses[f'step {step}'] = loss.numpy()
+        first_gradients = first_gradients or {name: gradient.numpy() for name, gradient in gradients.items()}
+    weights = {v.path: v.numpy() for model in experiment.models.values() for v in model.variables}
+    return {'losses': losses, 'gradients': first_gradients, 'weights': weights}
+
+
+def _make_step(config, strategy, experiment, optimizers, microbatches: int) -> Callable:
+    """`(global batches, step) -> (the sum of all updates' objectives, the last gradient of each variable by path)`."""
+    import tensorflow as tf
+
+    from ctl.update import make_updates
+
     rounds = experiment.rounds(config.train.update_order)
 
     def replica_step(batches, step):
-        """The sum of all updates' objectives, and the last gradient of each variable by path."""
         outcomes = make_updates(
             experiment, optimizers, rounds, batches, step, config.train.seed, microbatches=microbatches
         )
         gradients = {
-            v.path: gradient
+            variable.path: gradient
             for objective, outcome in outcomes
-            for v, gradient in zip(objective.variables, outcome.gradients, strict=True)
+            for variable, gradient in zip(objective.variables, outcome.gradients, strict=True)
         }
         return tf.add_n([outcome.value for _, outcome in outcomes]), gradients
 
     @tf.function
     def step_of(batches, step):
-        loss, gradients = strategy.run(replica_step, args=(batches, step))
-        local = strategy.experimental_local_results
-        return local(loss)[0], {name: local(gradient)[0] for name, gradient in gradients.items()}
+        outcome = strategy.run(replica_step, args=(batches, step))
+        return tf.nest.map_structure(lambda value: strategy.experimental_local_results(value)[0], outcome)
 
-    losses, first_gradients, read = {}, {}, iter(dataset)
-    for step in range(request.own['steps']):
-        loss, gradients = step_of([next(read) for _ in names], tf.constant(step, tf.int64))
-        losses[f'step {step}'] = loss.numpy()
-        first_gradients = first_gradients or {name: gradient.numpy() for name, gradient in gradients.items()}
-    weights = {v.path: v.numpy() for model in experiment.models.values() for v in model.variables}
-    return {'losses': losses, 'gradients': first_gradients, 'weights': weights}
+    return step_of
 
 
 def _differences(expected: dict, found: dict) -> dict[str, dict[str, float]]:
@@ -193,6 +209,14 @@ def _print_table(first: tuple[int, int], topology: tuple[int, int], differences:
         print(f'  and {len(rows) - MOST_VARIABLES} more variables')
 
 
+class _Measured(NamedTuple):
+    """A loss on some examples: its sum, its weight, and the gradient of the sum, all variables end to end."""
+
+    sum: float
+    weight: float
+    gradient: np.ndarray
+
+
 def _causes(request: flags.Request, source, layout) -> list[str]:
     """What in the losses makes them depend on how a batch is cut, in words."""
     import keras
@@ -200,7 +224,6 @@ def _causes(request: flags.Request, source, layout) -> list[str]:
 
     from ctl import seeds
     from ctl.data import pipeline
-    from ctl.update import run_losses
 
     keras.utils.clear_session()
     experiment, _ = _make(request)
@@ -208,48 +231,57 @@ def _causes(request: flags.Request, source, layout) -> list[str]:
     batch['example_seed'] = seeds.of_records(tf.zeros([2], tf.int32), batch['record'])
     half = layout.global_batch_size // 2
     halves = [{k: v[:half] for k, v in batch.items()}, {k: v[half:] for k, v in batch.items()}]
-    seed, causes = tf.constant([0, 0]), []
-
-    def measure(objective, batch) -> dict[str, tuple[float, float, float, np.ndarray]]:
-        """Per loss: sum, weight, and the gradient of the sum, end to end."""
-        variables, found = [v.value for v in objective.variables], {}
-        with tf.GradientTape(persistent=True) as tape:
-            losses, _, _ = run_losses(objective, batch, seed)
-        for name, pair in losses.items():
-            gradients = tape.gradient(pair.sum, variables, unconnected_gradients=tf.UnconnectedGradients.ZERO)
-            flat = np.concatenate([tf.convert_to_tensor(g).numpy().ravel() for g in gradients])
-            found[name] = float(pair.sum), float(pair.weight), flat
-        return found
-
+    causes = []
     for objective in experiment.objectives:
-        whole, again = measure(objective, batch), measure(objective, batch)
-        parts = [measure(objective, each) for each in halves]
-        for name, (total, weight, gradient) in whole.items():
-            where = f'objective {objective.name}, {name}'
-            sums = [part[name][0] for part in parts]
-            weights = [part[name][1] for part in parts]
-            gradients = sum(part[name][2] for part in parts)
-            if not _close(total, again[name][0]):
-                causes.append(
-                    f'{where}: twice on the same batch, it is {total:.6g} and {again[name][0]:.6g}: random numbers '
-                    'that do not come from `seed`.'
-                )
-            elif not _close(weight, sum(weights)):
-                causes.append(
-                    f'{where}: its weight is {weight:.6g} on a batch, and {weights[0]:.6g} + {weights[1]:.6g} on its '
-                    'halves: a mean taken inside the replica. Return the sum, and the weight to divide it by.'
-                )
-            elif not _close(total, sum(sums)):
-                causes.append(
-                    f'{where}: its sum is {total:.6g} on a batch, and {sums[0]:.6g} + {sums[1]:.6g} on its halves: '
-                    'batch statistics, a mean taken inside the replica, or something else that mixes examples.'
-                )
-            elif np.linalg.norm(gradient - gradients) > TOLERANCE * np.linalg.norm(gradient):
-                causes.append(
-                    f'{where}: the gradients of the halves do not add up to that of the batch: a clip before the '
-                    'reduce, or another change of the gradient inside the losses.'
-                )
+        whole, again, first, second = (_measure(objective, each) for each in (batch, batch, *halves))
+        for name in whole:
+            cause = _cause(whole[name], again[name], first[name], second[name])
+            if cause:
+                causes.append(f'objective {objective.name}, {name}: {cause}')
     return causes
+
+
+def _measure(objective, batch: dict) -> dict[str, _Measured]:
+    """Every loss of an objective on a batch, by name; with the same seed every time."""
+    import tensorflow as tf
+
+    from ctl.update import run_losses
+
+    variables = [variable.value for variable in objective.variables]
+    with tf.GradientTape(persistent=True) as tape:
+        losses, _, _ = run_losses(objective, batch, tf.constant([0, 0]))
+    measured = {}
+    for name, pair in losses.items():
+        gradients = tape.gradient(pair.sum, variables, unconnected_gradients=tf.UnconnectedGradients.ZERO)
+        flat = np.concatenate([tf.convert_to_tensor(gradient).numpy().ravel() for gradient in gradients])
+        measured[name] = _Measured(float(pair.sum), float(pair.weight), flat)
+    return measured
+
+
+def _cause(whole: _Measured, again: _Measured, first: _Measured, second: _Measured) -> str:
+    """Why a loss on a batch, measured twice, is not what its halves add up to; '' where it is."""
+    if not _close(whole.sum, again.sum):
+        return (
+            f'twice on the same batch, it is {whole.sum:.6g} and {again.sum:.6g}: random numbers that do not come '
+            'from `seed`.'
+        )
+    if not _close(whole.weight, first.weight + second.weight):
+        return (
+            f'its weight is {whole.weight:.6g} on a batch, and {first.weight:.6g} + {second.weight:.6g} on its halves: '
+            'a mean taken inside the replica. Return the sum, and the weight to divide it by.'
+        )
+    if not _close(whole.sum, first.sum + second.sum):
+        return (
+            f'its sum is {whole.sum:.6g} on a batch, and {first.sum:.6g} + {second.sum:.6g} on its halves: batch '
+            'statistics, a mean taken inside the replica, or something else that mixes examples.'
+        )
+    difference = np.linalg.norm(whole.gradient - first.gradient - second.gradient)
+    if difference > TOLERANCE * np.linalg.norm(whole.gradient):
+        return (
+            'the gradients of the halves do not add up to that of the batch: a clip before the reduce, or another '
+            'change of the gradient inside the losses.'
+        )
+    return ''
 
 
 def _close(a: float, b: float) -> bool:

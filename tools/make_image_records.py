@@ -20,8 +20,8 @@ from ctl.command_line import Program, Request
 from ctl.commands import command
 from ctl.errors import UserError
 from ctl.files import appears_whole
+from ctl.gan.images import CHANNELS, SIZES
 
-SIZES = (8, 16, 32, 64, 128)  # that gan_images has networks for
 SUFFIXES = ('.png', '.jpg', '.jpeg')
 TRAIN_FILES, EVAL_FILES = 16, 2
 HELD_OUT = 20  # every 20th image is for evaluation
@@ -49,7 +49,7 @@ def make(request: Request) -> None:
     size, channels = request.own['size'], request.own['channels']
     if size not in SIZES:
         raise UserError(f'--size={size}: take one of {", ".join(map(str, SIZES))}, which gan_images trains on.')
-    if channels not in (1, 3):
+    if channels not in CHANNELS:
         raise UserError(f'--channels={channels}: take 3 for colour, or 1 for grey.')
     folder, output = pathlib.Path(request.words[0]), pathlib.Path(request.own['output'])
     if output.exists():

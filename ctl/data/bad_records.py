@@ -74,7 +74,7 @@ class BadRecords:
                 self._write([(path, number)])
             return True
 
-    def keep(self, path: pathlib.Path) -> None:
+    def list_in(self, path: pathlib.Path) -> None:
         """From now on writes every bad record to a file, a JSON object a line, after those that are in it already.
 
         Those met before a restart count, but are not said again.

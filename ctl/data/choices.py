@@ -1,12 +1,13 @@
 """The numbers of the sharding that the user may leave to the program, and what is said when a wish cannot be met."""
 
+from typing import NamedTuple
+
 import numpy as np
 
 from ctl.errors import UserError
 
+# Shards that are chosen unasked, unless there are more replicas.
 MOST_SHARDS = 64
-# Shares of whole files may differ by this much of the mean before runs of records are taken instead.
-MOST_IMBALANCE = 0.10
 # Of every shard there may be in memory: the window that is handed on, the next, and the blocks of the one after.
 WINDOWS_HELD = 3
 
@@ -15,6 +16,8 @@ def fit_window(
     block_records: int, window_records: int, logical_shards: int, record_bytes: float, most_bytes: int
 ) -> tuple[int, int]:
     """Blocks and windows as wished, or smaller, so that the windows of all shards together take `most_bytes` at most.
+
+    By the mean size of a record; and a window holds at least one.
 
     Args:
       block_records, window_records: the wishes.
@@ -28,12 +31,6 @@ def fit_window(
     return min(block_records, window), window
 
 
-def imbalance(counts: np.ndarray, logical_shards: int) -> float:
-    """(largest share - smallest share) / mean share, when whole files are shared."""
-    shares = [int(counts[s::logical_shards].sum()) for s in range(logical_shards)]
-    return (max(shares) - min(shares)) / (sum(shares) / logical_shards)
-
-
 def check_batch(global_batch_size: int, replicas: int, microbatches: int) -> None:
     """Raises UserError, with the nearest sizes that work, unless replicas x microbatches divides the global batch."""
     unit = replicas * microbatches
@@ -44,53 +41,133 @@ def check_batch(global_batch_size: int, replicas: int, microbatches: int) -> Non
         raise UserError(f'train.global_batch_size={global_batch_size} does not divide over {over}: take {sizes}.')
 
 
+class Choice(NamedTuple):
+    """How the records are shared.
+
+    Attributes:
+      logical_shards: L, the number of shares.
+      shard_by: what a share is: 'file' for whole files, 'record' for a run of records.
+      why: the reason, and by how much shares differ, in words.
+    """
+
+    logical_shards: int
+    shard_by: str
+    why: str
+
+
 def choose_shards(
-    counts: np.ndarray, global_batch_size: int, replicas: int, logical_shards: int = 0, shard_by: str = 'auto'
-) -> tuple[int, str, str]:
-    """The number of logical shards, what they are made of, and why.
+    counts: np.ndarray,
+    global_batch_size: int,
+    replicas: int,
+    logical_shards: int = 0,
+    shard_by: str = 'auto',
+    compressed: bool = False,
+) -> Choice:
+    """How many logical shards there are, and what they are made of.
+
+    'auto' takes whole files where their shares differ by at most one record, so that an epoch is equally long in every
+    shard; else runs of records, whose shares always do. Compressed files stay whole wherever there are enough of them:
+    they can only be read from their beginning on, and a run that begins inside of one would inflate all before it.
 
     Args:
       counts: records in each of the sorted files.
       global_batch_size: a multiple of `replicas`.
       replicas: R.
       logical_shards: L, or 0 to choose the largest possible up to 64.
-      shard_by: 'file', 'record', or 'auto' to take files where shares come out within 10 %.
-
-    Returns:
-      (L, 'file' or 'record', the reason in words).
+      shard_by: 'file', 'record' or 'auto'.
+      compressed: whether any file is.
 
     Raises:
-      UserError: when the wishes cannot be met, with the nearest values that can.
+      UserError: when the wishes cannot be met, with values that can.
     """
-    files, records = len(counts), int(counts.sum())
-    fitting = [n for n in range(1, global_batch_size + 1) if global_batch_size % n == 0 and n % replicas == 0]
-    if logical_shards and logical_shards not in fitting:
-        near = sorted(fitting, key=lambda n: abs(n - logical_shards))[:3]
+    numbers = _shard_numbers(global_batch_size, replicas, logical_shards)
+    by_file = max((n for n in numbers if n <= len(counts)), default=0)
+    if shard_by == 'file':
+        if not by_file:
+            raise UserError(
+                f'data.shard_by=file: {len(counts)} files cannot be shared over {_wish(replicas, logical_shards)} with '
+                f'a global batch of {global_batch_size}: take --config.data.shard_by=record, or write more files.'
+            )
+        return _whole_files(counts, by_file, 'data.shard_by=file')
+    if shard_by == 'record':
+        return _runs_of_records(counts, numbers, 'data.shard_by=record', compressed)
+    if not by_file:
+        reason = f'{len(counts)} files do not share over {_wish(replicas, logical_shards)}'
+        return _runs_of_records(counts, numbers, reason, compressed)
+    if _difference(file_shares(counts, by_file)) <= 1:
+        return _whole_files(counts, by_file, 'they share evenly')
+    if compressed:
+        return _whole_files(counts, by_file, 'some are compressed, and can only be read from their beginning on')
+    uneven = _difference_text(file_shares(counts, by_file))
+    return _runs_of_records(counts, numbers, f'shares of whole files would differ by {uneven}', compressed)
+
+
+def file_shares(counts: np.ndarray, logical_shards: int) -> np.ndarray:
+    """The records of each shard where whole files are shared, int64 [L]."""
+    return np.array([counts[s::logical_shards].sum() for s in range(logical_shards)], np.int64)
+
+
+def _shard_numbers(global_batch_size: int, replicas: int, logical_shards: int) -> list[int]:
+    """The numbers of shards to choose from: the one asked for, else all that divide the batch and suit the replicas.
+
+    Raises:
+      UserError: when the one asked for does not.
+    """
+    fitting = [n for n in range(replicas, global_batch_size + 1, replicas) if global_batch_size % n == 0]
+    if not logical_shards:
+        return [n for n in fitting if n <= max(MOST_SHARDS, replicas)]
+    if logical_shards in fitting:
+        return [logical_shards]
+    near = _either(sorted(sorted(fitting, key=lambda n: abs(n - logical_shards))[:3]))
+    if global_batch_size % logical_shards:
         raise UserError(
             f'data.logical_shards={logical_shards} must divide train.global_batch_size={global_batch_size} and be a '
-            f'multiple of the {replicas} replicas: take {" or ".join(map(str, sorted(near)))}.'
+            f'multiple of the {replicas} replicas: take {near}.'
         )
-    if shard_by != 'record':
-        candidates = [n for n in fitting if n <= min(MOST_SHARDS, files)]
-        chosen = logical_shards or max(candidates, default=0)
-        if chosen and chosen <= files:
-            uneven = imbalance(counts, chosen)
-            if shard_by == 'file' or uneven <= MOST_IMBALANCE:
-                return chosen, 'file', f'whole files; shares differ by {uneven:.1%}'
-            reason = f'shares of whole files would differ by {uneven:.1%}'
-        elif shard_by == 'file':
-            wanted = f'data.logical_shards={logical_shards}' if logical_shards else f'{replicas} replicas'
-            raise UserError(
-                f'data.shard_by=file: {files} files cannot be shared over {wanted} with a global batch of '
-                f'{global_batch_size}: take --config.data.shard_by=record, or write more files.'
-            )
-        else:
-            chosen, reason = logical_shards, f'{files} files do not share over {replicas} replicas'
-    else:
-        chosen, reason = logical_shards, 'asked for'
-    chosen = chosen or max((n for n in fitting if n <= min(MOST_SHARDS, records)), default=0)
-    if not chosen or chosen > records:
+    # A run keeps its shards, so there the replicas must change.
+    suiting = _either([n for n in range(1, logical_shards + 1) if logical_shards % n == 0])
+    raise UserError(
+        f'data.logical_shards={logical_shards} is no multiple of the {replicas} replicas: take {suiting} replicas, or, '
+        f'in a new workdir, --config.data.logical_shards={near}.'
+    )
+
+
+def _whole_files(counts: np.ndarray, logical_shards: int, reason: str) -> Choice:
+    shares = file_shares(counts, logical_shards)
+    epochs = ', and a smaller one begins its next epoch so much earlier' if _difference(shares) > 1 else ''
+    return Choice(
+        logical_shards, 'file', f'whole files ({reason}); shares differ by {_difference_text(shares)}{epochs}'
+    )
+
+
+def _runs_of_records(counts: np.ndarray, numbers: list[int], reason: str, compressed: bool) -> Choice:
+    """Raises UserError where there are not as many records as shards."""
+    records = int(counts.sum())
+    logical_shards = max((n for n in numbers if n <= records), default=0)
+    if not logical_shards:
         raise UserError(
-            f'{records} records are too few for {chosen or replicas} shares: add data, or use fewer replicas.'
+            f'{records} records are too few for {min(numbers)} shards: add data, or use fewer replicas or shards.'
         )
-    return chosen, 'record', f'runs of records ({reason}); shares differ by at most 1 record'
+    shares = np.diff(np.arange(logical_shards + 1) * records // logical_shards)
+    inflated = '; one that begins inside of a compressed file reads all before it too' if compressed else ''
+    return Choice(
+        logical_shards, 'record', f'runs of records ({reason}); shares differ by {_difference_text(shares)}{inflated}'
+    )
+
+
+def _difference(shares: np.ndarray) -> int:
+    return int(shares.max() - shares.min())
+
+
+def _difference_text(shares: np.ndarray) -> str:
+    """'12 records (0.3%)': between the largest and the smallest share, and as a part of the mean."""
+    difference = _difference(shares)
+    return f'{difference:,} record{"" if difference == 1 else "s"} ({difference / shares.mean():.1%})'
+
+
+def _wish(replicas: int, logical_shards: int) -> str:
+    return f'data.logical_shards={logical_shards}' if logical_shards else f'{replicas} replicas'
+
+
+def _either(numbers: list[int]) -> str:
+    return ' or '.join(map(str, numbers))

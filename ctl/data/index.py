@@ -120,7 +120,7 @@ class Index:
             stream.close()
 
     def check_unchanged(self, files: Iterable[int]) -> None:
-        """Raises UserError when one of `files`, by number, is not as it was when it was indexed."""
+        """Raises UserError when one of `files`, by number, has not the size or time that it was indexed with."""
         for file in files:
             if not tables.is_as_indexed(self.files[file], self.contents[file]):
                 raise UserError(

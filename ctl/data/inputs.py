@@ -24,7 +24,7 @@ class Data:
       evaluation: the evaluation records.
       eval_records: how many of these one evaluation takes.
       layout: the shards and their orders.
-      why: why these shards, in words.
+      why: why these shards, and by how much they differ, in words.
       pipelines: input pipelines.
       default: where the experiment made the data itself.
       bad: what happens to bad records of either, and those that are known.
@@ -99,7 +99,12 @@ def find_data(
     evaluation = load_index(find_files(config.data.eval, 'data.eval'), console)
     bad.take_damaged(evaluation)
     logical_shards, shard_by, why = choices.choose_shards(
-        train.counts, config.train.global_batch_size, replicas, config.data.logical_shards, config.data.shard_by
+        train.counts,
+        config.train.global_batch_size,
+        replicas,
+        config.data.logical_shards,
+        config.data.shard_by,
+        compressed=bool(train.sequential.any()),
     )
     config.data.logical_shards, config.data.shard_by = logical_shards, shard_by
     layout = make_layout(train, config, logical_shards, shard_by)

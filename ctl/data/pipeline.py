@@ -14,12 +14,10 @@ from ctl.data.index import Index
 from ctl.data.reading import read_endlessly, read_once
 from ctl.data.records import Source, check_record, decode_image, make_blank
 from ctl.errors import UserError
-from ctl.experiment import unchanged
+from ctl.experiment import Batch, unchanged
 
 # Small records cost up to three times as much when few are parsed at once; large ones are parsed alone.
 PARSE_RECORDS, PARSE_BYTES = 512, 8 << 20
-
-Batch = dict[str, tf.Tensor]
 
 
 def make_train_dataset_fn(source: Source, layout: shards.Layout, first_step: int) -> Callable:

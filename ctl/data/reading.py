@@ -1,7 +1,8 @@
 """Reads the records of shards in their order, window by window, from any place on."""
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -17,17 +18,17 @@ READ_BUFFER_BYTES = 1 << 18
 def read_endlessly(index: Index, mine: Sequence[shards.Shard], position: int, records: int) -> tf.data.Dataset:
     """The next `records` records of every shard, each from its record `position` on, again and again.
 
-    Only the windows that hold `position` are read again after a resume.
+    After a resume only the windows that hold `position` are read again, and of a compressed file what comes before.
 
     Returns:
       Dataset of (serialized string [shards, records], record number int64 [shards, records]).
     """
-    begin = [shard.locate(position) for shard in mine]
-    read_window = _make_window_reader(index, mine, begin)
-    first = tf.constant([window for window, _ in begin], tf.int64)
+    reader = _WindowReader(index, mine, [shard.locate(position) for shard in mine])
+    first = tf.constant([begin.window for begin in reader.begin], tf.int64)
 
-    def read_shard(place):
-        windows = tf.data.Dataset.range(first[place], tf.int64.max).flat_map(lambda number: read_window(place, number))
+    def read_shard(place: tf.Tensor) -> tf.data.Dataset:
+        numbers = tf.data.Dataset.range(first[place], tf.int64.max)
+        windows = numbers.flat_map(lambda number: reader.read(place, number))
         return windows.prefetch(1).rebatch(records, drop_remainder=True)
 
     # All shards through one function, in turn: there may be 64, and to trace and start each takes time.
@@ -36,59 +37,103 @@ def read_endlessly(index: Index, mine: Sequence[shards.Shard], position: int, re
 
 def read_once(index: Index, shard: shards.Shard) -> tf.data.Dataset:
     """One epoch of a shard, window by window: (serialized string [n], record number int64 [n])."""
-    read_window = _make_window_reader(index, [shard], [(0, 0)])
+    reader = _WindowReader(index, [shard], [shard.locate(0)])
     zero = tf.constant(0, tf.int64)
-    return tf.data.Dataset.range(shard.windows).flat_map(lambda number: read_window(zero, number)).prefetch(1)
+    return tf.data.Dataset.range(shard.windows).flat_map(lambda number: reader.read(zero, number)).prefetch(1)
 
 
-def _make_window_reader(index: Index, mine: Sequence[shards.Shard], begin: Sequence[tuple[int, int]]) -> Callable:
-    """A function from a place in `mine` and a window's number to its records, as a dataset of one element.
+class _Block(NamedTuple):
+    """Where a block is and how it is read; or a window's blocks, with vectors in place of scalars.
 
-    `begin` has each shard's first window, and how many of its records are left out.
+    Attributes:
+      path: its file, string.
+      offset: the byte at which its first record begins, int64.
+      plain: how many records TensorFlow's reader takes: all, or none where the file is compressed, int64.
+      inflated: how many are inflated here: none, or all, int64.
+      first: the number of its first record, int64.
     """
-    paths = np.array([path.encode() for path in index.files], object)
-    compressed = [CompressedRecords(index) for _ in mine]  # each with a file of its own open
-    any_compressed = any(index.sequential[_files_of(index, shard.starts)].any() for shard in mine)
 
-    def plan(place: np.int64, number: np.int64) -> tuple[np.ndarray, ...]:
-        """What to read for a window: of each block path, offset, records if plain, first record, records; the order."""
-        shard, (first, skip) = mine[place], begin[place]
-        window = shard.window(int(number))
+    path: Any
+    offset: Any
+    plain: Any
+    inflated: Any
+    first: Any
+
+
+class _WindowPlan(NamedTuple):
+    """How a window is read.
+
+    Attributes:
+      blocks: a place for each block.
+      order: the places, in the blocks laid end to end, of the records that leave it, in their order, int64 [n].
+      records: the numbers of these, int64 [n].
+    """
+
+    blocks: _Block
+    order: Any
+    records: Any
+
+
+_DTYPES = _WindowPlan(_Block(tf.string, tf.int64, tf.int64, tf.int64, tf.int64), tf.int64, tf.int64)
+
+
+class _WindowReader:
+    """Reads the windows of some shards, each as a dataset of one element.
+
+    Attributes:
+      begin: the place in each shard where reading begins: nothing before it leaves that window.
+    """
+
+    def __init__(self, index: Index, mine: Sequence[shards.Shard], begin: Sequence[shards.Place]):
+        self.begin = begin
+        self._index, self._mine = index, mine
+        self._paths = np.array([path.encode() for path in index.files], object)
+        self._compressed = [CompressedRecords(index) for _ in mine]  # each with a file of its own open
+        self._any_compressed = any(index.sequential[_files_of(index, shard.starts)].any() for shard in mine)
+
+    def read(self, place: tf.Tensor, number: tf.Tensor) -> tf.data.Dataset:
+        """Window `number` of the shard at `place`: one element, (serialized string [n], record number int64 [n])."""
+        # Only flat tuples of tensors cross from NumPy.
+        planned = tf.numpy_function(self._plan_flat, [place, number], tf.nest.flatten(_DTYPES))
+        plan = tf.nest.pack_sequence_as(_DTYPES, [tf.ensure_shape(vector, [None]) for vector in planned])
+        # The reader with byte offsets works only inside a flat_map (its graph form loses the offsets elsewhere).
+        blocks = tf.data.Dataset.from_tensor_slices(plan.blocks)
+        payloads = blocks.flat_map(lambda block: self._read_block(place, block))
+        whole = payloads.batch(tf.reduce_sum(plan.blocks.plain + plan.blocks.inflated))
+        return whole.map(lambda serialized: (tf.gather(serialized, plan.order), plan.records))
+
+    def _plan_flat(self, place: np.int64, number: np.int64) -> list[np.ndarray]:
+        return tf.nest.flatten(self._plan(place, int(number)))
+
+    def _plan(self, place: int, number: int) -> _WindowPlan:
+        """In NumPy, when the window's turn comes."""
+        index, begin, window = self._index, self.begin[place], self._mine[place].window(number)
         files = _files_of(index, window.starts)
         index.check_unchanged(np.unique(files))
-        plain = np.where(index.sequential[files], 0, window.counts)
-        leaving = slice(skip if number == first else 0, None)
-        return (
-            *(paths[files], index.starts[window.starts], plain, window.starts, window.counts),
-            *(window.order[leaving], window.records[leaving]),
+        compressed = index.sequential[files]
+        blocks = _Block(
+            path=self._paths[files],
+            offset=index.starts[window.starts],
+            plain=np.where(compressed, 0, window.counts),
+            inflated=np.where(compressed, window.counts, 0),
+            first=window.starts,
         )
+        skipped = begin.skip if number == begin.window else 0
+        return _WindowPlan(blocks, window.order[skipped:], window.records[skipped:])
 
-    def inflate(place: np.int64, start: np.int64, count: np.int64) -> np.ndarray:
-        return compressed[place].read(start, count)
+    def _read_block(self, place: tf.Tensor, block: _Block) -> tf.data.Dataset:
+        """The payloads of one block: from TensorFlow's reader where the file is plain, else inflated here."""
+        variant = tf.raw_ops.TFRecordDatasetV2(
+            filenames=[block.path], compression_type='', buffer_size=READ_BUFFER_BYTES, byte_offsets=[block.offset]
+        )
+        read = tf.data.experimental.from_variant(variant, tf.TensorSpec([], tf.string)).take(block.plain)
+        if not self._any_compressed:
+            return read
+        inflated = tf.numpy_function(self._inflate, [place, block.first, block.inflated], tf.string)
+        return read.concatenate(tf.data.Dataset.from_tensor_slices(tf.ensure_shape(inflated, [None])))
 
-    def read_window(place: tf.Tensor, number: tf.Tensor) -> tf.data.Dataset:
-        """The window as one element: (serialized string [n], record number int64 [n])."""
-        *blocks, order, records = tf.numpy_function(plan, [place, number], [tf.string] + [tf.int64] * 6)
-        for vector in (*blocks, order, records):
-            vector.set_shape([None])
-
-        def read_block(path, offset, plain, start, count) -> tf.data.Dataset:
-            """The payloads of one block: from TensorFlow's reader where the file is plain, else inflated here."""
-            variant = tf.raw_ops.TFRecordDatasetV2(
-                filenames=[path], compression_type='', buffer_size=READ_BUFFER_BYTES, byte_offsets=[offset]
-            )
-            read = tf.data.experimental.from_variant(variant, tf.TensorSpec([], tf.string)).take(plain)
-            if not any_compressed:
-                return read
-            inflated = tf.numpy_function(inflate, [place, start, count - plain], tf.string)
-            return read.concatenate(tf.data.Dataset.from_tensor_slices(tf.ensure_shape(inflated, [None])))
-
-        # The reader with byte offsets works only inside a flat_map (its graph form loses the offsets elsewhere).
-        read = tf.data.Dataset.from_tensor_slices(tuple(blocks)).flat_map(read_block)
-        whole = read.batch(tf.reduce_sum(blocks[-1]))
-        return whole.map(lambda serialized: (tf.gather(serialized, order), records))
-
-    return read_window
+    def _inflate(self, place: np.int64, first: np.int64, count: np.int64) -> np.ndarray:
+        return self._compressed[place].read(first, count)
 
 
 def _files_of(index: Index, records: np.ndarray) -> np.ndarray:

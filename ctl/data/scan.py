@@ -4,11 +4,21 @@ import dataclasses
 import hashlib
 import os
 from collections.abc import Callable
+from typing import NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
-from ctl.data.streams import FRAME_BYTES, HEADER_BYTES, find_compression, find_header, open_stream, record_length
+from ctl.data.streams import (
+    FRAME_BYTES,
+    HEADER_BYTES,
+    CompressedFile,
+    PlainFile,
+    find_compression,
+    find_header,
+    open_stream,
+    record_length,
+)
 from ctl.errors import UserError
 
 # Records looked at together, and how often in one call: progress is reported after each call. A call on a compressed
@@ -82,7 +92,7 @@ def scan(path: str, advance: Callable[[int], None]) -> FileRecords:
                 reported = position
             if sound and len(more) == BATCH_RECORDS * _batches(compression):
                 continue
-            if sound and not stream.read(position, position + 1) and not getattr(stream, 'broken', False):
+            if sound and not stream.read(position, position + 1) and not stream.broken:
                 break
             damage, more_follows = _find_damage(stream, position, records + len(damaged))
             damaged.append(damage)
@@ -157,28 +167,43 @@ def _read(path, position, compression: str, batch: int, batches: int, up_to_dama
     return whole.get_single_element()
 
 
-def _find_damage(stream, start: int, number: int) -> tuple[Damage, bool]:
-    """What is wrong with the record at `start`, which the reader refused, and whether records may follow it.
+class _Extent(NamedTuple):
+    """Where a damaged record ends, whether anything may follow it, and what is wrong with it."""
 
-    A sound length leads to the next record, unless another begins before that: then a writer died in the middle of
-    this one, and a later one went on. Without a sound length, the next record is searched for.
-    """
+    end: int
+    more_follows: bool
+    problem: str
+
+
+def _find_damage(stream: PlainFile | CompressedFile, start: int, number: int) -> tuple[Damage, bool]:
+    """What is wrong with the record at `start`, which the reader refused, and whether records may follow it."""
     length = record_length(stream.read(start, start + HEADER_BYTES))
     if length is None:
-        end, follows = find_header(stream, start + 1)
-        problem = 'has a damaged length'
+        end, more_follows, problem = _without_length(stream, start)
     else:
-        end = start + FRAME_BYTES + length
-        last = stream.read(end - 1, end + HEADER_BYTES)  # its last byte, and the next record's header
-        follows, problem = len(last) > 0, 'has a wrong checksum'
-        if len(last) != 1 and record_length(last[1:]) is None:
-            inside, found = find_header(stream, start + HEADER_BYTES, end)
-            if found:
-                end, follows, problem = inside, True, 'is cut off'
-            elif not follows:
-                end, problem = inside, 'is cut off'
-    if getattr(stream, 'broken', False) and not follows:
+        end, more_follows, problem = _with_length(stream, start, start + FRAME_BYTES + length)
+    if stream.broken and not more_follows:
         problem = 'is damaged or cut off, and a compressed file cannot be read beyond'
-    elif not follows and end - start < FRAME_BYTES:
-        problem = 'is cut off'
-    return Damage(number, start, end - start, problem), follows
+    return Damage(number, start, end - start, problem), more_follows
+
+
+def _without_length(stream: PlainFile | CompressedFile, start: int) -> _Extent:
+    """Nothing says where the next record begins: it is searched for."""
+    end, found = find_header(stream, start + 1)
+    is_rest = not found and end - start < FRAME_BYTES  # too short for any record
+    return _Extent(end, found, 'is cut off' if is_rest else 'has a damaged length')
+
+
+def _with_length(stream: PlainFile | CompressedFile, start: int, end: int) -> _Extent:
+    """The length leads to the next record, at `end`, unless another begins before that.
+
+    Then a writer died in the middle of this one, and a later one went on.
+    """
+    beyond = stream.read(end - 1, end + HEADER_BYTES)  # its last byte, and the header of the next
+    is_whole, is_last = len(beyond) > 0, len(beyond) == 1
+    if is_last or record_length(beyond[1:]) is not None:
+        return _Extent(end, True, 'has a wrong checksum')
+    inside, found = find_header(stream, start + HEADER_BYTES, end)
+    if found or not is_whole:
+        return _Extent(inside, found, 'is cut off')
+    return _Extent(end, True, 'has a wrong checksum')  # and so has the next header, which is met next

@@ -3,11 +3,15 @@
 Records are numbered from 0 through the sorted files. The data is cut into L logical shards, whatever the hardware:
 
     by file      shard s owns files[s::L]
-    by record    shard s owns an equal run of record numbers
+    by record    shard s owns a run of record numbers; the runs differ by at most one record
 
-and every shard puts global_batch / L of its records into every global batch. Pipeline p of n carries the shards s with
-s % n == p; because n divides L, it reads exactly files[p::n]. So the records of a step are a function of the files, the
-seed, L, the global batch and the step alone: not of replicas, workers, or time.
+and every shard puts global_batch / L of its records into every global batch. It reads each of them once before any
+again: that is its epoch. Whole files may make shares of different sizes; then the smaller begin their next epoch
+earlier (unasked, `choices` takes them only where that is one record, or a file is compressed).
+
+Pipeline p of n carries the shards s with s % n == p; where shares are whole files it reads exactly files[p::n], for n
+divides L. So the records of a step are a function of the files, the seed, L, the global batch and the step alone: not
+of replicas, workers, or time.
 
 Inside a shard, an epoch is its blocks (runs of neighbouring records in one file) in an order drawn for the epoch, a few
 blocks making a window, and the records of a window in an order drawn for the window:
@@ -16,12 +20,13 @@ blocks making a window, and the records of a window in an order drawn for the wi
     epoch     | block 4 | block 0 || block 5 | block 2 || ...      (seed, shard, epoch)
     window      4b 0c 4a 4d 0a 0b  5c 2a 2d ...                    (seed, shard, epoch, window)
 
-A compressed file can only be read from its beginning on: its blocks stay together and in order, and the file as a whole
-takes its place in the epoch.
+A compressed file can only be read from its beginning on: the blocks that a shard has of it stay together and in order,
+and take their place in the epoch as one.
 """
 
 import dataclasses
 import functools
+from typing import NamedTuple
 
 import numpy as np
 
@@ -66,6 +71,13 @@ class Window:
     def records(self) -> np.ndarray:
         """Record numbers in the order they leave the window, int64 [records]."""
         return np.concatenate([np.arange(s, s + c) for s, c in zip(self.starts, self.counts, strict=True)])[self.order]
+
+
+class Place(NamedTuple):
+    """A place in a shard: the number of the window that holds it, and the records of that window before it."""
+
+    window: int
+    skip: int
 
 
 class Shard:
@@ -115,13 +127,13 @@ class Shard:
         order = np.arange(size) if self._seed is None else permutation(size, self._seed, self.number, epoch, within)
         return Window(self.starts[blocks], counts, order)
 
-    def locate(self, position: int) -> tuple[int, int]:
-        """The window that holds the shard's record number `position`, and the records of that window before it."""
+    def locate(self, position: int) -> Place:
+        """Where the shard's record number `position` is, counted through all epochs."""
         epoch, within = divmod(position, self.records)
         counts = self.counts[self._blocks_of_epoch(epoch)]
         firsts = np.concatenate([[0], np.cumsum(counts)])[:: self._blocks_per_window]
         window = int(np.searchsorted(firsts[: self.windows], within, side='right')) - 1
-        return epoch * self.windows + window, int(within - firsts[window])
+        return Place(epoch * self.windows + window, int(within - firsts[window]))
 
     def take(self, position: int, n: int) -> np.ndarray:
         """The `n` record numbers from `position` on, int64 [n]."""

@@ -13,6 +13,8 @@ CHUNK_BYTES = 1 << 20
 class PlainFile:
     """A file as it is."""
 
+    broken = False  # there is no compression that may be
+
     def __init__(self, path: str):
         self._file = open(path, 'rb')  # noqa: SIM115 (closed by close)
 

@@ -1,6 +1,8 @@
-"""How far made images are from real ones: the Frechet distance (FID) and the kernel distance (KID) over features.
+"""How far made images are from real ones: the Frechet distance and the kernel distance between their features.
 
-Both are exact: sums over every example of the evaluation once, in float64, whatever replicas it is spread over.
+They are the formulas of FID and KID, over whatever features they are given: figures over different ones do not compare.
+The Frechet distance counts every example of the evaluation once; the kernel distance, the first KERNEL_RECORDS. The
+sums are in float64, so replicas change nothing but their rounding.
 """
 
 from collections.abc import Callable, Mapping
@@ -17,7 +19,7 @@ Sums = Mapping[str, np.ndarray]
 
 
 def make_tally(extract: Callable[[tf.Tensor], tf.Tensor], make: Callable[[dict], tf.Tensor]) -> Tally:
-    """`frechet_distance` and `kernel_distance` of an evaluation: as many made images as there are real ones.
+    """`frechet_distance` and `kernel_distance` of an evaluation, with a made image for each real one.
 
     Args:
       extract: images [B, S, S, C] in (-1, 1) -> features, float [B, F].

@@ -66,7 +66,13 @@ def make_config(**sections: Mapping[str, Setting | Value]) -> ml_collections.Con
 
 @dataclasses.dataclass(frozen=True)
 class _Players:
-    """The two networks, what is drawn with, and the settings of both."""
+    """The two networks, and what they play by.
+
+    Attributes:
+      shown: the generator that is evaluated and drawn: its average, or itself.
+      classes: 0 for none.
+      settings: the section `model`.
+    """
 
     generator: keras.Model
     discriminator: keras.Model
@@ -151,8 +157,28 @@ def make_experiment(
     Raises:
       UserError: for settings that do not go together.
     """
-    settings = config.model
     _check(config)
+    players = _make_players(config, size, channels, blocks, classes)
+    models = {'generator': players.generator, 'discriminator': players.discriminator}
+    averages = []
+    if players.shown is not players.generator:
+        models['average'] = players.shown
+        averages = [Average(players.shown, players.generator, config.model.average)]
+    return Experiment(
+        features=features,
+        prepare=prepare,
+        models=models,
+        objectives=_make_objectives(config, players),
+        averages=averages,
+        tallies=[distances.make_tally(extract, lambda batch: players.make(players.shown, batch, None))],
+        pictures=lambda: players.draw(config.train.seed),
+    )
+
+
+def _make_players(config: ml_collections.ConfigDict, size: int, channels: int, blocks: int, classes: int) -> _Players:
+    """The networks with their first weights; the average, where there is one, begins with those of the generator."""
+    settings = config.model
+    one_label = tf.zeros([1], tf.int32) if classes else None
 
     def make_generator(name: str) -> keras.Model:
         made = dcgan.Generator(
@@ -161,47 +187,41 @@ def make_experiment(
         made(tf.zeros([1, settings.latent]), one_label)  # makes the weights
         return made
 
-    one_label = tf.zeros([1], tf.int32) if classes else None
-    generator = make_generator('generator')
+    generator = shown = make_generator('generator')
     discriminator = dcgan.Discriminator(
         size, channels, settings.discriminator_width, blocks, settings.spectral_norm, classes, name='discriminator'
     )
     discriminator(tf.zeros([1, size, size, channels]), one_label)
-    models, averages, shown = {'generator': generator, 'discriminator': discriminator}, [], generator
     if settings.average:
-        shown = models['average'] = make_generator('average')
+        shown = make_generator('average')
         shown.trainable = False
         for mine, its in zip(shown.variables, generator.variables, strict=True):
             mine.assign(its)
-        averages = [Average(shown, generator, settings.average)]
-    players = _Players(generator, discriminator, shown, classes, settings)
-    return Experiment(
-        features=features,
-        prepare=prepare,
-        models=models,
-        objectives=[
-            Objective(
-                'discriminator',
-                discriminator.trainable_variables,
-                players.discriminator_losses,
-                config.discriminator,
-                config.discriminator.updates,
-                watched={'discriminator_accuracy': (ALWAYS_WRONG, ALWAYS_RIGHT)}
-                if GAMES[settings.loss].boundary is not None
-                else {},
-            ),
-            Objective(
-                'generator',
-                generator.trainable_variables,
-                players.generator_losses,
-                config.generator,
-                config.generator.updates,
-            ),
-        ],
-        averages=averages,
-        tallies=[distances.make_tally(extract, lambda batch: players.make(shown, batch, None))],
-        pictures=lambda: players.draw(config.train.seed),
-    )
+    return _Players(generator, discriminator, shown, classes, settings)
+
+
+def _make_objectives(config: ml_collections.ConfigDict, players: _Players) -> list[Objective]:
+    """The discriminator's, which is updated first, and the generator's."""
+    watched = {}
+    if GAMES[config.model.loss].boundary is not None:
+        watched = {'discriminator_accuracy': (ALWAYS_WRONG, ALWAYS_RIGHT)}
+    return [
+        Objective(
+            'discriminator',
+            players.discriminator.trainable_variables,
+            players.discriminator_losses,
+            config.discriminator,
+            config.discriminator.updates,
+            watched,
+        ),
+        Objective(
+            'generator',
+            players.generator.trainable_variables,
+            players.generator_losses,
+            config.generator,
+            config.generator.updates,
+        ),
+    ]
 
 
 def _check(config: ml_collections.ConfigDict) -> None:

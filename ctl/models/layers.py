@@ -3,7 +3,10 @@
 import keras
 import tensorflow as tf
 
+from ctl.errors import UserError
 from ctl.seeds import Seed
+
+SMALLEST_RATE = 1 / 512  # what is smaller would be rounded to 0
 
 
 class Dropout(keras.Layer):
@@ -13,13 +16,22 @@ class Dropout(keras.Layer):
     the caller folds step, replica and layer into the seed, so masks differ wherever they should, and a resumed run
     repeats them. (Srivastava et al. 2014, "Dropout", section 10's inverted form.)
 
-    Eight random bits an element are enough: the rate is rounded to the next 1/256, and the scale matches it.
+    Each element takes only eight random bits, for speed: the rate acts as the multiple of 1/256 nearest to it, but
+    never as 0 or 1, and the scale is the one of that multiple. 0.1 acts as 26/256 = 0.1016.
     """
 
     def __init__(self, rate: float, **kwargs):
-        """`rate` in [0, 1) is the part set to 0."""
+        """`rate`, the part that is set to 0, is 0 or in [1/512, 1).
+
+        Raises:
+          UserError: for another rate.
+        """
         super().__init__(**kwargs)
-        self.dropped_in_256 = min(255, round(rate * 256))
+        if rate and not SMALLEST_RATE <= rate < 1:
+            raise UserError(
+                f'dropout={rate:g}: it acts in steps of 1/256. Use {SMALLEST_RATE} or more (below 1), or 0 for none.'
+            )
+        self.dropped_in_256 = min(max(round(rate * 256), 1), 255) if rate else 0
 
     def call(self, x, seed: Seed | None = None):
         """`x` float [...]; `seed` None lets everything through."""
