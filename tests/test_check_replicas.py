@@ -69,7 +69,9 @@ def test_a_sound_experiment_passes_on_every_topology(flags, tmp_path, capsys):
             'prediction = prediction - tf.reduce_mean(prediction)', SOUND, 'batch statistics', marks=pytest.mark.slow
         ),
         pytest.param(
-            'prediction = prediction + tf.random.normal(tf.shape(prediction))', SOUND, 'random numbers that do not come',
+            'prediction = prediction + tf.random.normal(tf.shape(prediction))',
+            SOUND,
+            'random numbers that do not come',
             marks=pytest.mark.slow,
         ),
     ],

@@ -79,7 +79,7 @@ def check_what_is_fed(source, layout, replicas, per_replica, first_step):
 
 
 def quick(of_each, *some):
-    """All combinations for `parametrize`: `some` of them in every run of the tests, the others among the long proofs."""
+    """All combinations: `some` of them in every run of the tests, the others among the long proofs."""
     for values in itertools.product(*of_each):
         yield pytest.param(*values, marks=[] if values in some else [pytest.mark.slow])
 
