@@ -1,5 +1,6 @@
 """What every test of a process shares: one TensorFlow session of four virtual CPU devices, and places of its own."""
 
+import gc
 import os
 import pathlib
 import sys
@@ -30,7 +31,7 @@ hypothesis.settings.load_profile('ctl')
 
 
 # Groups that take minutes, each on one worker process: they begin first, so that none ends alone.
-LONG_GROUPS = ('workers', 'stop', 'digits', 'elastic')
+LONG_GROUPS = ('workers', 'stop', 'unbroken', 'digits', 'checkpoints', 'elastic')
 
 
 def pytest_collection_modifyitems(items):
@@ -39,6 +40,12 @@ def pytest_collection_modifyitems(items):
         return min((LONG_GROUPS.index(name) for name in marks if name in LONG_GROUPS), default=len(LONG_GROUPS))
 
     items.sort(key=rank)
+
+
+def pytest_collection_finish():
+    """Every run ends by collecting garbage, which would look through all of TensorFlow's modules, seconds each time."""
+    gc.collect()
+    gc.freeze()
 
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent

@@ -30,6 +30,11 @@ def door(*words: str) -> int:
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 
 
+# Seconds that no process that a test waits for may take: ten times what the longest does on a busy machine. It is there
+# so that nothing waits for ever, and says nothing about speed.
+DEADLINE = 1200
+
+
 class Stopped(Exception):
     """Where a run was stopped for a test."""
 
@@ -73,7 +78,7 @@ def start_workers(count: int, *words: str, for_the_last: Sequence[str] = ()) -> 
     ]
 
 
-def finish(workers: list[subprocess.Popen], timeout: float) -> list[tuple[str, str]]:
+def finish(workers: list[subprocess.Popen], timeout: float = DEADLINE) -> list[tuple[str, str]]:
     """What each printed on standard output and standard error; none is left running."""
     try:
         return [worker.communicate(timeout=timeout) for worker in workers]
@@ -85,11 +90,11 @@ def finish(workers: list[subprocess.Popen], timeout: float) -> list[tuple[str, s
 
 @contextlib.contextmanager
 def running(*words: str) -> Iterator[subprocess.Popen]:
-    """`python -m ctl.train` in a process of its own, which ends with the `with`, or after two minutes."""
+    """`python -m ctl.train` in a process of its own, which ends with the `with`, or at the deadline."""
     with subprocess.Popen(
         [sys.executable, '-m', 'ctl.train', *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
-        watchdog = threading.Timer(120, process.kill)
+        watchdog = threading.Timer(DEADLINE, process.kill)
         watchdog.start()
         try:
             yield process
@@ -107,7 +112,7 @@ def wait_for_step(process: subprocess.Popen, step: int) -> bool:
     return False
 
 
-def paste(line: str, timeout: float = 300, **how) -> subprocess.CompletedProcess:
+def paste(line: str, timeout: float = DEADLINE, **how) -> subprocess.CompletedProcess:
     """Runs a line that a person was told to run, in a shell."""
     return subprocess.run(['bash', '-c', line], capture_output=True, text=True, timeout=timeout, **how)
 
