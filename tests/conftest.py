@@ -1,6 +1,5 @@
 """What every test of a process shares: one TensorFlow session of four virtual CPU devices, and places of its own."""
 
-import gc
 import os
 import pathlib
 import sys
@@ -31,7 +30,7 @@ hypothesis.settings.load_profile('ctl')
 
 
 # Groups that take minutes, each on one worker process: they begin first, so that none ends alone.
-LONG_GROUPS = ('workers', 'stop', 'unbroken', 'digits', 'checkpoints', 'elastic')
+LONG_GROUPS = ('workers', 'unbroken', 'stop', 'checkpoints', 'digits', 'lamb', 'elastic', 'averaged')
 
 
 def pytest_collection_modifyitems(items):
@@ -40,12 +39,6 @@ def pytest_collection_modifyitems(items):
         return min((LONG_GROUPS.index(name) for name in marks if name in LONG_GROUPS), default=len(LONG_GROUPS))
 
     items.sort(key=rank)
-
-
-def pytest_collection_finish():
-    """Every run ends by collecting garbage, which would look through all of TensorFlow's modules, seconds each time."""
-    gc.collect()
-    gc.freeze()
 
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent

@@ -60,10 +60,10 @@ def door_until(step: int, *words: str) -> None:
 def start_workers(count: int, *words: str, for_the_last: Sequence[str] = ()) -> list[subprocess.Popen]:
     """`python ...` as each of `count` workers that find each other by TF_CONFIG; `finish` ends them.
 
-    `for_the_last` are words that only the last is given.
+    `for_the_last` are words that only the last is given. None outlives the deadline.
     """
     cluster = {'worker': free_addresses(count)}
-    return [
+    workers = [
         subprocess.Popen(
             [sys.executable, *words, *(for_the_last if index == count - 1 else ())],
             env={
@@ -76,6 +76,11 @@ def start_workers(count: int, *words: str, for_the_last: Sequence[str] = ()) -> 
         )
         for index in range(count)
     ]
+    for worker in workers:
+        watchdog = threading.Timer(DEADLINE, worker.kill)
+        watchdog.daemon = True
+        watchdog.start()
+    return workers
 
 
 def finish(workers: list[subprocess.Popen], timeout: float = DEADLINE) -> list[tuple[str, str]]:

@@ -1,9 +1,11 @@
 """Several real workers, each a process: one run, whatever happens to one of them."""
 
+import contextlib
 import re
 import signal
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -169,10 +171,23 @@ def lost_text(left, lost):
     return rf'worker {left} at \S+ lost worker {lost} at \S+: the newest checkpoint is \S+/ckpt-\d+\.'
 
 
+@contextlib.contextmanager
+def launching(*words):
+    """tools.launch; nothing that it starts outlives the `with`."""
+    command = [sys.executable, '-m', 'tools.launch', *words]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            yield process
+        finally:
+            while process.poll() is None:  # it passes signals on, and the second ends a worker at once
+                process.terminate()
+                time.sleep(0.1)
+
+
 def launch(*words):
-    return subprocess.run(
-        [sys.executable, '-m', 'tools.launch', *words], capture_output=True, text=True, timeout=DEADLINE
-    )
+    with launching(*words) as process:
+        out, error = process.communicate(timeout=DEADLINE)
+    return subprocess.CompletedProcess(words, process.returncode, out, error)
 
 
 @pytest.mark.xdist_group('workers')
@@ -221,7 +236,7 @@ def test_launch_refuses_what_it_does_not_understand_in_one_line(words):
 @pytest.mark.xdist_group('workers')
 def test_launch_passes_a_signal_on_and_ends_with_75(flags, tmp_path):
     words = ['--workers=2', '--restarts=5', '--', *flags, '--config.train.steps=100000', f'--workdir={tmp_path}']
-    with subprocess.Popen([sys.executable, '-m', 'tools.launch', *words], stdout=subprocess.PIPE, text=True) as process:
+    with launching(*words) as process:
         for line in process.stdout:
             if line.startswith('worker 0 | step 20/'):
                 process.send_signal(signal.SIGTERM)
