@@ -30,7 +30,7 @@ hypothesis.settings.load_profile('ctl')
 
 
 # Groups that take minutes, each on one worker process: they begin first, so that none ends alone.
-LONG_GROUPS = ('workers', 'stop', 'digits', 'elastic')
+LONG_GROUPS = ('workers', 'unbroken', 'stop', 'checkpoints', 'digits', 'lamb', 'elastic', 'averaged')
 
 
 def pytest_collection_modifyitems(items):

@@ -30,6 +30,11 @@ def door(*words: str) -> int:
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 
 
+# Seconds that no process that a test waits for may take: ten times what the longest does on a busy machine. It is there
+# so that nothing waits for ever, and says nothing about speed.
+DEADLINE = 1200
+
+
 class Stopped(Exception):
     """Where a run was stopped for a test."""
 
@@ -55,10 +60,10 @@ def door_until(step: int, *words: str) -> None:
 def start_workers(count: int, *words: str, for_the_last: Sequence[str] = ()) -> list[subprocess.Popen]:
     """`python ...` as each of `count` workers that find each other by TF_CONFIG; `finish` ends them.
 
-    `for_the_last` are words that only the last is given.
+    `for_the_last` are words that only the last is given. None outlives the deadline.
     """
     cluster = {'worker': free_addresses(count)}
-    return [
+    workers = [
         subprocess.Popen(
             [sys.executable, *words, *(for_the_last if index == count - 1 else ())],
             env={
@@ -71,9 +76,14 @@ def start_workers(count: int, *words: str, for_the_last: Sequence[str] = ()) -> 
         )
         for index in range(count)
     ]
+    for worker in workers:
+        watchdog = threading.Timer(DEADLINE, worker.kill)
+        watchdog.daemon = True
+        watchdog.start()
+    return workers
 
 
-def finish(workers: list[subprocess.Popen], timeout: float) -> list[tuple[str, str]]:
+def finish(workers: list[subprocess.Popen], timeout: float = DEADLINE) -> list[tuple[str, str]]:
     """What each printed on standard output and standard error; none is left running."""
     try:
         return [worker.communicate(timeout=timeout) for worker in workers]
@@ -85,11 +95,11 @@ def finish(workers: list[subprocess.Popen], timeout: float) -> list[tuple[str, s
 
 @contextlib.contextmanager
 def running(*words: str) -> Iterator[subprocess.Popen]:
-    """`python -m ctl.train` in a process of its own, which ends with the `with`, or after two minutes."""
+    """`python -m ctl.train` in a process of its own, which ends with the `with`, or at the deadline."""
     with subprocess.Popen(
         [sys.executable, '-m', 'ctl.train', *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
-        watchdog = threading.Timer(120, process.kill)
+        watchdog = threading.Timer(DEADLINE, process.kill)
         watchdog.start()
         try:
             yield process
@@ -107,7 +117,7 @@ def wait_for_step(process: subprocess.Popen, step: int) -> bool:
     return False
 
 
-def paste(line: str, timeout: float = 300, **how) -> subprocess.CompletedProcess:
+def paste(line: str, timeout: float = DEADLINE, **how) -> subprocess.CompletedProcess:
     """Runs a line that a person was told to run, in a shell."""
     return subprocess.run(['bash', '-c', line], capture_output=True, text=True, timeout=timeout, **how)
 

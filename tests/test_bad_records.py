@@ -56,8 +56,18 @@ def write_one_bad(folder: pathlib.Path, what: str, compression: str) -> tuple[pa
 KINDS = [*WRONG, 'checksum', 'framing', 'cut off']
 
 
-@pytest.mark.parametrize('compression', ['', 'GZIP'])
-@pytest.mark.parametrize('what', KINDS)
+def quick(compressions, *some):
+    """Every kind with every compression: `some` in every run of the tests, the others among the long proofs."""
+    for what in KINDS:
+        for compression in compressions:
+            marks = [] if (what, compression) in some else [pytest.mark.slow]
+            yield pytest.param(what, compression, marks=marks, id=f'{what}-{compression}')
+
+
+@pytest.mark.parametrize(
+    'what, compression',
+    quick(['', 'GZIP'], ('id', ''), ('missing', 'GZIP'), *((what, '') for what in ('checksum', 'framing', 'cut off'))),
+)
 def test_with_fail_a_bad_record_stops_the_run_by_name(tmp_path, capsys, what, compression):  # C21, C23, C25
     flags = [*write_data(tmp_path, train_counts=(20, 20)), f'--workdir={tmp_path / "run"}']
     path, number = write_one_bad(tmp_path, what, compression)
@@ -70,8 +80,12 @@ def test_with_fail_a_bad_record_stops_the_run_by_name(tmp_path, capsys, what, co
     assert '--config.data.on_bad_record=skip' in error
 
 
-@pytest.mark.parametrize('compression', ['', 'GZIP', 'ZLIB'])
-@pytest.mark.parametrize('what', KINDS)
+@pytest.mark.parametrize(
+    'what, compression',
+    quick(
+        ['', 'GZIP', 'ZLIB'], *((what, '') for what in KINDS), ('id', 'GZIP'), ('checksum', 'GZIP'), ('cut off', 'ZLIB')
+    ),
+)
 def test_with_skip_only_the_bad_record_is_lost(tmp_path, what, compression):
     """Every record of two epochs, against those that were written."""
     write_data(tmp_path, train_counts=(40, 40))

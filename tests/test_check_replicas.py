@@ -65,10 +65,17 @@ def test_a_sound_experiment_passes_on_every_topology(flags, tmp_path, capsys):
     [
         ('pass', MEAN, 'a mean taken inside the replica'),
         ('prediction = clipped(prediction)', SOUND, 'a clip before the reduce'),
-        ('prediction = prediction - tf.reduce_mean(prediction)', SOUND, 'batch statistics'),
-        ('prediction = prediction + tf.random.normal(tf.shape(prediction))', SOUND, 'random numbers that do not come'),
+        pytest.param(
+            'prediction = prediction - tf.reduce_mean(prediction)', SOUND, 'batch statistics', marks=pytest.mark.slow
+        ),
+        pytest.param(
+            'prediction = prediction + tf.random.normal(tf.shape(prediction))',
+            SOUND,
+            'random numbers that do not come',
+            marks=pytest.mark.slow,
+        ),
     ],
-)
+)  # fmt: skip
 def test_each_of_the_usual_faults_is_found_and_named(flags, tmp_path, capsys, fault, returned, cause):
     assert run(flags, tmp_path, fault, returned, '--replicas=1,2', '--steps=2') == 3
     captured = capsys.readouterr()

@@ -8,7 +8,7 @@ import pytest
 
 from ctl.errors import Interrupted, UserError
 from ctl.runtime.cluster import Cluster, meet, read_cluster
-from tests.runs import door, overrides, write_data
+from tests.runs import DEADLINE, door, overrides, write_data
 from tools.launch import free_addresses
 
 
@@ -82,7 +82,7 @@ def test_settings_that_several_workers_cannot_have_are_refused(tmp_path, monkeyp
     assert said in capsys.readouterr().err
 
 
-def meet_all(clusters, timeout=20):
+def meet_all(clusters, timeout=DEADLINE):
     """Each in a thread of its own; what was raised, and what was said, in order."""
     raised, said = [None] * len(clusters), [[] for _ in clusters]
 
@@ -96,7 +96,7 @@ def meet_all(clusters, timeout=20):
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(DEADLINE)
         assert not thread.is_alive()
     return raised, said
 
@@ -140,7 +140,7 @@ def test_a_stranger_at_the_chiefs_door_disturbs_nobody():
     def knock():
         while True:
             try:
-                with socket.create_connection((host, int(port)), timeout=5) as call:
+                with socket.create_connection((host, int(port)), timeout=DEADLINE) as call:
                     call.sendall(b'GET / HTTP/1.1\r\n\r\n')
                     return
             except ConnectionRefusedError:
@@ -148,9 +148,9 @@ def test_a_stranger_at_the_chiefs_door_disturbs_nobody():
 
     stranger = threading.Thread(target=knock)
     stranger.start()
-    chief = threading.Thread(target=meet, args=[Cluster(addresses, 0), 20, lambda text: None])
+    chief = threading.Thread(target=meet, args=[Cluster(addresses, 0), DEADLINE, lambda text: None])
     chief.start()
     stranger.join()
-    meet(Cluster(addresses, 1), 20, lambda text: None)
-    chief.join(20)
+    meet(Cluster(addresses, 1), DEADLINE, lambda text: None)
+    chief.join(DEADLINE)
     assert not chief.is_alive()

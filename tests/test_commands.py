@@ -13,7 +13,7 @@ import pytest
 
 from ctl.commands import command
 from tests import image_records
-from tests.runs import ROOT, door, overrides, paste, printed_after, write_data
+from tests.runs import DEADLINE, ROOT, door, overrides, paste, printed_after, write_data
 from tools.launch import free_addresses
 
 SHOW = 'from ctl.commands import command; print(command("tools.index_records", "--help"))'
@@ -21,7 +21,7 @@ SHOW = 'from ctl.commands import command; print(command("tools.index_records", "
 
 def shown_by(*words, **environment):
     """The command that a Python started in this way would print."""
-    done = subprocess.run([*words, '-c', SHOW], env=environment, capture_output=True, text=True, timeout=120)
+    done = subprocess.run([*words, '-c', SHOW], env=environment, capture_output=True, text=True, timeout=DEADLINE)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 
@@ -69,7 +69,7 @@ def test_a_tool_started_by_its_path_prints_commands_with_paths(tmp_path, monkeyp
     (tmp_path / 'tools' / '__init__.py').write_text('raise ImportError("not yours")')
     monkeypatch.chdir(tmp_path)
     program = ROOT / 'tools' / 'index_records.py'
-    done = subprocess.run([sys.executable, str(program), '--help'], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, str(program), '--help'], capture_output=True, text=True, timeout=DEADLINE)
     usage = done.stdout.partition('\n')[0]
     assert str(program) in usage and '-m' not in usage, done.stderr
     check_help(usage.removeprefix('usage: ').partition(' [')[0] + ' --help')
@@ -120,7 +120,7 @@ def test_tensorboard_starts_with_the_command_that_a_run_prints_and_shows_its_num
 
 def ask(process, address, runs):
     """What TensorBoard answers once it has read so many runs: run -> tags."""
-    deadline = time.monotonic() + 300
+    deadline = time.monotonic() + DEADLINE
     answer = {}
     while time.monotonic() < deadline:
         assert process.poll() is None, process.stderr.read()
@@ -144,7 +144,7 @@ def test_go_on_with_goes_on(tmp_path, capsys, monkeypatch):
     assert door(*words) == 75
     monkeypatch.undo()
     line = printed_after('Go on with: ', capsys.readouterr().err)
-    done = paste(line, timeout=300)
+    done = paste(line)
     assert done.returncode == 0 and 'step 3/3' in done.stdout, done.stderr
 
 

@@ -39,7 +39,7 @@ def test_an_experiment_trains_two_steps_and_says_what_it_is(name, tmp_path):
                 writer.write(make_example(record).SerializeToString())
     words = [f'--config.{key}={value}' for key, value in small.items()]
     words += overrides(data__train=tmp_path / 'train.tfrecord', data__eval=tmp_path / 'eval.tfrecord')
-    words += overrides(train__steps=2, train__global_batch_size=4, log__every=1, devices__replicas=2)
+    words += overrides(train__steps=2, train__global_batch_size=4, log__every=1)
     assert door(f'--experiment={name}', *words, f'--workdir={tmp_path / "run"}') == 0
     assert [line['step'] for line in Workdir(tmp_path / 'run').lines('train')] == [1, 2]
 

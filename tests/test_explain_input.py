@@ -17,10 +17,10 @@ def flags(tmp_path_factory):
 
 
 TOPOLOGIES = [
-    {},
     {'devices__replicas': 2},
     {'devices__replicas': 4, 'devices__input_pipelines': 'per_replica'},
-    {'devices__replicas': 2, 'data__shard_by': 'record'},
+    pytest.param({}, marks=pytest.mark.slow),
+    pytest.param({'devices__replicas': 2, 'data__shard_by': 'record'}, marks=pytest.mark.slow),
 ]
 
 
@@ -32,7 +32,7 @@ def test_the_pipeline_reads_what_is_said(flags, capsys, topology):
     assert 'verified: the pipeline read exactly this in steps 3 to 29.' in captured.err
 
 
-@pytest.mark.parametrize('mode', ['per_worker', 'per_replica'])
+@pytest.mark.parametrize('mode', ['per_worker', pytest.param('per_replica', marks=pytest.mark.slow)])
 def test_simulated_workers_are_verified_by_calling_dataset_fn_as_they_would(flags, capsys, mode):
     words = overrides(devices__replicas=2, devices__input_pipelines=mode)
     assert explain_input.main([*flags, *words, '--workers=2', '--steps=0:12', '--verify']) == 0
@@ -64,6 +64,7 @@ def test_hardware_changes_who_reads_a_record_but_not_which_are_in_a_step(flags, 
     assert read[0] == read[1] == read[2]
 
 
+@pytest.mark.slow
 def test_the_input_of_a_run_is_explained_with_what_it_chose(flags, tmp_path, capsys):
     words = [*flags[:-1], f'--workdir={tmp_path}']
     assert door(*words, *overrides(train__steps=1, data__logical_shards=2)) == 0

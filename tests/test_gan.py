@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 from tests import image_records
-from tests.runs import Workdir, door, overrides, relative_difference, without_rates
+from tests.runs import Workdir, door, door_until, overrides, relative_difference, without_rates
 from tools import explain_input
 
 # Takes note of what each update is fed, and how often the losses are traced.
@@ -62,7 +62,13 @@ def iterations(workdir, player):
 
 @pytest.mark.parametrize(
     'generator, discriminator, order',
-    [(1, 1, 'joint'), (5, 1, 'sequential'), (1, 2, 'sequential'), (10, 1, 'sequential'), (10, 1, 'joint')],
+    [
+        (3, 1, 'joint'),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in [(1, 1, 'joint'), (5, 1, 'sequential'), (1, 2, 'sequential'), (10, 1, 'joint')]
+        ),
+    ],
 )
 def test_each_player_is_updated_as_often_a_step_as_asked(tmp_path, generator, discriminator, order):
     flags = image_records.write_data(
@@ -74,7 +80,7 @@ def test_each_player_is_updated_as_often_a_step_as_asked(tmp_path, generator, di
     assert Workdir(tmp_path / 'run').lines('train')[-1]['examples'] == 3 * 8
 
 
-@pytest.mark.parametrize('fresh', ['true', 'false'])
+@pytest.mark.parametrize('fresh', ['true', pytest.param('false', marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     'order, turns',
     [
@@ -113,26 +119,34 @@ def test_every_step_update_and_replica_has_its_own_noise_and_a_rerun_repeats_it(
     assert all(np.array_equal(one[name], two[name]) for name in one)
 
 
-@pytest.mark.slow
-def test_stopped_between_steps_of_several_batches_a_run_is_the_run_never_stopped(tmp_path):
-    from tests.runs import door_until
-
+@pytest.fixture(scope='module')
+def averaged(tmp_path_factory):
+    """4 steps, all of them kept, with an average of the generator and more that has a state; the flags, and the run."""
+    folder = tmp_path_factory.mktemp('averaged')
     words = image_records.write_data(
-        tmp_path,
-        train__steps=12,
+        folder,
+        train__steps=4,
         discriminator__updates=2,
         train__fresh_batches='true',
         model__generator_norm='batch',
         model__spectral_norm='true',
-        devices__replicas=2,
-        eval__every=4,
+        model__average=0.3,
+        eval__every=2,
+        checkpoint__keep=9,
     )
-    assert door(*words, '--config.checkpoint.every=5', f'--workdir={tmp_path / "whole"}') == 0
-    door_until(5, *words, f'--workdir={tmp_path / "parts"}')
-    assert door(*words, '--config.checkpoint.every=5', f'--workdir={tmp_path / "parts"}') == 0
-    whole, parts = Workdir(tmp_path / 'whole'), Workdir(tmp_path / 'parts')
+    assert door(*words, '--config.checkpoint.every=1', f'--workdir={folder / "run"}') == 0
+    return words, Workdir(folder / 'run')
+
+
+@pytest.mark.xdist_group('averaged')
+def test_stopped_between_steps_of_several_batches_a_run_is_the_run_never_stopped(averaged, tmp_path):
+    words, whole = averaged
+    door_until(1, *words, f'--workdir={tmp_path}')
+    assert door(*words, '--config.checkpoint.every=1', f'--workdir={tmp_path}') == 0
+    parts = Workdir(tmp_path)
     assert without_rates(whole.metrics) == without_rates(parts.metrics)
-    assert all(np.array_equal(value, parts.tensors()[name]) for name, value in whole.tensors().items())
+    found = parts.tensors()
+    assert all(np.array_equal(value, found[name]) for name, value in whole.tensors().items())
 
 
 @pytest.fixture
@@ -223,6 +237,7 @@ def test_joint_updates_start_from_the_same_weights_and_sequential_ones_see_the_o
         'sequential': {},
         'still': {'discriminator__learning_rate': 0.0},
     }.items():
+        settings = {'eval__at_start': 'false', **settings}
         flags = image_records.write_data(
             tmp_path, train__steps=1, generator__name='sgd', **{'discriminator__learning_rate': 0.1, **settings}
         )
@@ -232,19 +247,12 @@ def test_joint_updates_start_from_the_same_weights_and_sequential_ones_see_the_o
     assert relative_difference(found['sequential'], found['still']) > 1e-6
 
 
-def test_the_average_follows_the_generator_and_is_what_is_evaluated(tmp_path):
-    flags = image_records.write_data(
-        tmp_path,
-        train__steps=4,
-        checkpoint__every=1,
-        checkpoint__keep=9,
-        model__average=0.3,
-        model__generator_norm='batch',
-    )
-    assert door(*flags, f'--workdir={tmp_path / "run"}') == 0
+@pytest.mark.xdist_group('averaged')
+def test_the_average_follows_the_generator(averaged):
+    _, run = averaged
 
     def weights(step, model):
-        reader = tf.train.load_checkpoint(str(tmp_path / 'run' / 'checkpoints' / f'ckpt-{step}'))
+        reader = tf.train.load_checkpoint(str(run.path / 'checkpoints' / f'ckpt-{step}'))
         names = [n for n in reader.get_variable_to_shape_map() if n.startswith(f'models/{model}/')]
         return {n.removeprefix(f'models/{model}/'): reader.get_tensor(n) for n in names}
 
@@ -256,12 +264,16 @@ def test_the_average_follows_the_generator_and_is_what_is_evaluated(tmp_path):
             np.testing.assert_allclose(weights(step + 1, 'average')[name], expected, rtol=1e-5, atol=1e-7)
 
 
+BFLOAT16 = {'train__precision': 'bfloat16', 'model__spectral_norm': 'true', 'model__classes': 3}
+MICROBATCHES = {'train__microbatches': 2, 'model__spectral_norm': 'true', 'model__generator_norm': 'batch'}
+SKIP = {'train__on_nonfinite': 'skip', 'devices__input_pipelines': 'per_replica', 'train__fresh_batches': 'true'}
+
+
 @pytest.mark.parametrize(
     'settings',
     [
-        {'train__precision': 'bfloat16', 'model__spectral_norm': 'true', 'model__classes': 3},
-        {'train__microbatches': 2, 'model__spectral_norm': 'true', 'model__generator_norm': 'batch'},
-        {'train__on_nonfinite': 'skip', 'devices__input_pipelines': 'per_replica', 'train__fresh_batches': 'true'},
+        BFLOAT16 | SKIP,
+        *(pytest.param(settings, marks=pytest.mark.slow) for settings in (BFLOAT16, MICROBATCHES, SKIP)),
     ],
 )
 def test_a_gan_trains_with_what_the_loop_offers_every_experiment(tmp_path, settings):
@@ -298,6 +310,7 @@ def test_a_batch_norm_never_sees_that_the_records_are_no_multiple_of_the_batch(t
     assert sorted(reads[83]) == list(range(83)) and set(reads[83].values()) == {2, 3}
 
 
+@pytest.mark.slow  # tests/test_gan_replicas.py has one with its replicas as well
 def test_synchronised_batch_norm_has_the_statistics_of_the_joint_batch(tmp_path):  # C46
     found = {}
     for norm, replicas in (('sync_batch', 1), ('sync_batch', 2), ('batch', 2)):

@@ -13,11 +13,11 @@ from ctl.errors import UserError
 from ctl.runtime.lock import owned
 
 HOLD = """
-import pathlib, sys, time
+import pathlib, sys
 from ctl.runtime.lock import owned
 with owned(pathlib.Path(sys.argv[1]), print):
     print('held', flush=True)
-    time.sleep(60)
+    sys.stdin.read()
 """
 
 
@@ -25,11 +25,13 @@ with owned(pathlib.Path(sys.argv[1]), print):
 def holder(tmp_path):
     """Another process that holds the workdir."""
     with subprocess.Popen(
-        [sys.executable, '-c', HOLD, str(tmp_path / 'run')], stdout=subprocess.PIPE, text=True
+        [sys.executable, '-c', HOLD, str(tmp_path / 'run')], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:
         assert process.stdout.readline() == 'held\n'
-        yield process
-        process.kill()
+        try:
+            yield process
+        finally:
+            process.kill()
 
 
 def take(workdir):

@@ -4,8 +4,6 @@ import glob
 import os
 import pathlib
 import re
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -15,7 +13,8 @@ from hypothesis import strategies as st
 
 from ctl.errors import UserError
 from ctl.files import appears_whole
-from tests.runs import Workdir, door, paste, printed_after
+from experiments import bert_mlm
+from tests.runs import Workdir, door, overrides, printed_after, words_for_the_door
 from tools import make_bert_records as maker
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -113,42 +112,33 @@ def test_two_makers_at_once_leave_one_whole_folder(tmp_path):
 
 def make(tmp_path, text, *words):
     (tmp_path / 'text.txt').write_text(text)
-    return subprocess.run(
-        [sys.executable, '-m', 'tools.make_bert_records', f'--output={tmp_path / "records"}', *words],
-        env={**os.environ, 'TF_CPP_MIN_LOG_LEVEL': '3'},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    return maker.main([f'--output={tmp_path / "records"}', *words])
 
 
-def test_records_made_from_text_by_the_command_train_with_the_command_it_prints(tmp_path):
+def test_records_made_from_text_by_the_command_train_with_the_command_it_prints(tmp_path, capsys):
     text = '\n\n'.join(f'The house number {i} is red.\nThe door of house {i} is blue.' for i in range(100))
-    made = make(
-        tmp_path, text, f'--text={tmp_path}/*.txt', '--vocab_size=200', '--max_length=24', '--max_predictions=2'
-    )
-    assert made.returncode == 0, made.stderr
-    assert 'warning: --max_predictions=2 cuts off masking: full records want 4' in made.stdout  # C50
-    line = printed_after('Train on them with:\n', made.stdout)
-    done = paste(f'{line} --config.train.steps=2 --config.model.layers=1 --workdir=run', cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
+    words = [f'--text={tmp_path}/*.txt', '--vocab_size=200', '--max_length=24', '--max_predictions=2']
+    assert make(tmp_path, text, *words) == 0
+    out = capsys.readouterr().out
+    assert 'warning: --max_predictions=2 cuts off masking: full records want 4' in out  # C50
+    words = words_for_the_door(printed_after('Train on them with:\n', out))
+    small = overrides(train__steps=2, model__layers=1, model__width=16, model__heads=2, train__global_batch_size=8)
+    assert door(*words, *small, f'--workdir={tmp_path / "run"}') == 0
 
 
-def test_text_with_a_blank_line_between_all_sentences_is_warned_about(tmp_path):  # C48
-    made = make(
-        tmp_path, '\n\n'.join(f'Sentence {i}.' for i in range(40)), f'--text={tmp_path}/*.txt', '--vocab_size=99'
-    )
-    assert 'warning: most documents are one sentence' in made.stdout
+def test_text_with_a_blank_line_between_all_sentences_is_warned_about(tmp_path, capsys):  # C48
+    make(tmp_path, '\n\n'.join(f'Sentence {i}.' for i in range(40)), f'--text={tmp_path}/*.txt', '--vocab_size=99')
+    assert 'warning: most documents are one sentence' in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
     'words, said',
     [(['--text=nope*'], '--text=nope*: no file matches'), (['--text={}/*.txt'], '1 documents are too few')],
 )
-def test_text_that_cannot_be_used_is_refused_in_one_line(tmp_path, words, said):
-    made = make(tmp_path, 'One sentence.', *[word.format(tmp_path) for word in words])
-    assert made.returncode == 2 and made.stderr.startswith('error: ') and said in made.stderr
-    assert made.stderr.count('\n') == 1
+def test_text_that_cannot_be_used_is_refused_in_one_line(tmp_path, capsys, words, said):
+    assert make(tmp_path, 'One sentence.', *[word.format(tmp_path) for word in words]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith('error: ') and said in error and error.count('\n') == 1
     assert not (tmp_path / 'records').exists()
 
 
@@ -159,6 +149,7 @@ def test_without_data_the_experiment_trains_on_docstrings_and_says_what_to_beat(
         '--config.train.steps=2',
         '--config.model.layers=1',
         '--config.model.vocab_size=500',
+        *overrides(model__width=16, model__heads=2),
     ]
     assert door(*words, f'--workdir={tmp_path / "one"}') == 0
     out = capsys.readouterr().out
@@ -170,7 +161,9 @@ def test_without_data_the_experiment_trains_on_docstrings_and_says_what_to_beat(
     assert len(glob.glob(data['train'])) == maker.TRAIN_FILES and len(glob.glob(data['eval'])) == maker.EVAL_FILES
     assert data['train'].startswith(os.environ['XDG_CACHE_HOME'])
 
-    assert door(*words, '--config.train.steps=3', f'--workdir={tmp_path / "one"}') == 0  # from the cache, and goes on
-    assert 'Making' not in capsys.readouterr().out
-    assert door(*words, '--config.model.max_length=32', f'--workdir={tmp_path / "two"}') == 0
-    assert Workdir(tmp_path / 'two').config['data']['train'] != data['train']
+    # Made once, and others for other settings.
+    said, config = [], bert_mlm.get_config()
+    config.model.vocab_size = 500
+    assert bert_mlm.make_default_data(config, said.append).train == data['train'] and not said
+    config.model.max_length = 32
+    assert bert_mlm.make_default_data(config, said.append).train != data['train'] and said

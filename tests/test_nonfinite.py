@@ -36,7 +36,7 @@ def step_of(capsys, flags, number):
     return next(line['step'] for line in lines if ['train-1.tfrecord', number] in line['records'])
 
 
-@pytest.mark.parametrize('replicas', [1, 2])
+@pytest.mark.parametrize('replicas', [2, pytest.param(1, marks=pytest.mark.slow)])
 def test_a_skipped_step_leaves_weights_and_slots_as_they_were(flags, tmp_path, capsys, replicas):
     step = step_of(capsys, flags, 13)
     words = [*flags, *SKIP, *overrides(devices__replicas=replicas, checkpoint__every=1, checkpoint__keep=20)]

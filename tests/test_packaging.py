@@ -13,7 +13,7 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-from tests.runs import write_data
+from tests.runs import DEADLINE, write_data
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 
@@ -180,7 +180,9 @@ def a_folder_with_packages_of_ones_own(tmp_path, monkeypatch):
 
 def train_here(python, words):
     """A dry run of ctl.train, as started in this folder; what it printed."""
-    done = subprocess.run([python, '-m', 'ctl.train', *words, '--dry_run'], capture_output=True, text=True, timeout=300)
+    done = subprocess.run(
+        [python, '-m', 'ctl.train', *words, '--dry_run'], capture_output=True, text=True, timeout=DEADLINE
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -209,5 +211,5 @@ def test_installed_elsewhere_it_works_from_any_folder(how, a_folder_with_package
     assert pathlib.Path(found).is_relative_to(ROOT if how == 'editable' else site)
     assert 'Dry run: the run could start.' in train_here(python, write_data(folder))
     tool = pathlib.Path(found).parent.parent / 'tools' / 'make_digits.py'
-    assert subprocess.run([python, str(tool), 'digits'], timeout=300).returncode == 0
+    assert subprocess.run([python, str(tool), 'digits'], timeout=DEADLINE).returncode == 0
     assert (folder / 'digits' / 'about.json').exists()

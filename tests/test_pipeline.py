@@ -2,6 +2,7 @@
 
 import dataclasses
 import gc
+import itertools
 
 import numpy as np
 import pytest
@@ -77,21 +78,36 @@ def check_what_is_fed(source, layout, replicas, per_replica, first_step):
                 assert batch['input_ids'][row].tolist() == list(wanted)
 
 
-@pytest.mark.parametrize('first_step', [0, 23])
-@pytest.mark.parametrize('replicas, per_replica', [(1, False), (2, False), (2, True), (3, False), (3, True)])
-@pytest.mark.parametrize('shard_by', ['file', 'record'])
-def test_replicas_are_fed_the_records_that_the_arithmetic_says(source, replicas, per_replica, first_step, shard_by):
-    check_what_is_fed(source, make_layout(source, shard_by=shard_by), replicas, per_replica, first_step)
+def quick(of_each, *some):
+    """All combinations: `some` of them in every run of the tests, the others among the long proofs."""
+    for values in itertools.product(*of_each):
+        yield pytest.param(*values, marks=[] if values in some else [pytest.mark.slow])
 
 
-@pytest.mark.parametrize('first_step', [0, 23])
-@pytest.mark.parametrize('replicas, per_replica', [(1, False), (2, True)])
-@pytest.mark.parametrize('shard_by, logical_shards', [('file', 2), ('record', 6)])
-def test_compressed_files_are_fed_as_the_arithmetic_says_too(
-    mixed_source, replicas, per_replica, first_step, shard_by, logical_shards
-):  # C24
-    layout = make_layout(mixed_source, logical_shards, shard_by)
-    check_what_is_fed(mixed_source, layout, replicas, per_replica, first_step)
+REPLICAS = [(1, False), (2, False), (2, True), (3, False), (3, True), (4, False)]  # and whether each has a pipeline
+
+
+@pytest.mark.parametrize(
+    'shard_by, topology, first_step',
+    quick(
+        [['file', 'record'], REPLICAS[:5], [0, 23]],
+        ('file', (1, False), 0), ('file', (2, True), 23), ('record', (2, False), 0), ('record', (3, True), 23),
+    ),
+)  # fmt: skip
+def test_replicas_are_fed_the_records_that_the_arithmetic_says(source, shard_by, topology, first_step):
+    check_what_is_fed(source, make_layout(source, shard_by=shard_by), *topology, first_step)
+
+
+@pytest.mark.parametrize(
+    'shards, topology, first_step',
+    quick(
+        [[('file', 2), ('record', 6)], [(1, False), (2, True)], [0, 23]],
+        (('file', 2), (2, True), 23), (('record', 6), (1, False), 23),
+    ),
+)  # fmt: skip
+def test_compressed_files_are_fed_as_the_arithmetic_says_too(mixed_source, shards, topology, first_step):  # C24
+    shard_by, logical_shards = shards
+    check_what_is_fed(mixed_source, make_layout(mixed_source, logical_shards, shard_by), *topology, first_step)
 
 
 def test_a_compressed_file_is_inflated_once_an_epoch_and_not_once_a_window(mixed_source, monkeypatch):
@@ -106,11 +122,15 @@ def test_a_compressed_file_is_inflated_once_an_epoch_and_not_once_a_window(mixed
     assert len(rewinds) <= 3 * (epochs + 8)  # once a window would be more than 80
 
 
-@pytest.mark.parametrize('replicas, per_replica', [(1, False), (2, False), (2, True), (3, True), (4, False)])
-@pytest.mark.parametrize('records', [242, 100, 13, 12, 2])
-def test_evaluation_reads_each_record_once_and_pads_the_rest_with_weight_0(
-    mixed_source, replicas, per_replica, records
-):
+@pytest.mark.parametrize(
+    'topology, records',
+    quick(
+        [[REPLICAS[i] for i in (0, 1, 2, 4, 5)], [242, 100, 13, 12, 2]],
+        ((1, False), 13), ((2, True), 242), ((2, True), 2), ((3, True), 13), ((4, False), 12),
+    ),
+)  # fmt: skip
+def test_evaluation_reads_each_record_once_and_pads_the_rest_with_weight_0(mixed_source, topology, records):
+    replicas, per_replica = topology
     pipelines = replicas if per_replica else 1
     steps = pipeline.eval_steps(records, GLOBAL_BATCH, pipelines)
     dataset_fn = pipeline.make_eval_dataset_fn(mixed_source, GLOBAL_BATCH, records, block_records=16)

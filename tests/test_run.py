@@ -1,17 +1,23 @@
 """A run as a user has it: the plan, the run directory, going on, and what is refused."""
 
+import contextlib
 import json
 import os
+import pty
 import re
+import shutil
 import subprocess
 import sys
+import threading
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
 from ctl.runtime.tensorboard import TensorBoard, tag_of
-from tests.runs import ROOT, Workdir, door, door_until, overrides, without_rates, write_data
+from tests.runs import DEADLINE, ROOT, Workdir, door, door_until, overrides, without_rates, write_data
+
+pytestmark = pytest.mark.xdist_group('unbroken')  # for the runs that these tests share
 
 
 def in_a_process(*words, **environment):
@@ -21,7 +27,7 @@ def in_a_process(*words, **environment):
         env={**os.environ, **environment},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=DEADLINE,
     )
 
 
@@ -38,11 +44,35 @@ def unbroken(flags, tmp_path_factory):
     return Workdir(workdir)
 
 
+@pytest.fixture(scope='module')
+def short(flags, tmp_path_factory):
+    """3 steps on 1 replica, a report of each, and an evaluation before the first."""
+    workdir = tmp_path_factory.mktemp('short')
+    assert door(*flags, *SHORT, f'--workdir={workdir}') == 0
+    return Workdir(workdir)
+
+
+@pytest.fixture
+def copied(short, tmp_path):
+    """The run of 3 steps, to go on with."""
+    return shutil.copytree(short.path, tmp_path / 'copied')
+
+
+@pytest.fixture(scope='module')
+def fresh(flags, tmp_path_factory):
+    """2 steps on 2 replicas without next-sentence prediction, in a process of its own; and the process."""
+    workdir = tmp_path_factory.mktemp('fresh')
+    words = overrides(train__steps=2, devices__replicas=2, model__next_sentence='false')
+    result = in_a_process(*flags, *words, f'--workdir={workdir}')
+    assert result.returncode == 0, result.stderr
+    return Workdir(workdir), result
+
+
+SHORT = overrides(train__steps=3, eval__at_start='true')
 LONG = overrides(train__steps=12, devices__replicas=2, log__every=5, eval__every=4, checkpoint__every=6)
 
 
-@pytest.mark.xdist_group('unbroken')
-@pytest.mark.parametrize('stop_at', [3, 10, pytest.param(6, marks=pytest.mark.slow)])
+@pytest.mark.parametrize('stop_at', [3, *(pytest.param(step, marks=pytest.mark.slow) for step in (6, 10))])
 def test_a_run_stopped_and_continued_is_the_run_never_stopped(flags, unbroken, tmp_path, stop_at):  # C29
     workdir = f'--workdir={tmp_path}'
     door_until(stop_at, *flags, *LONG, workdir)
@@ -56,56 +86,53 @@ def test_a_run_stopped_and_continued_is_the_run_never_stopped(flags, unbroken, t
             assert np.array_equal(resumed.tensors()[name], value), name
 
 
-def test_the_same_command_at_its_last_step_says_so_and_goes_on_with_more_steps(flags, tmp_path, capsys):
-    words = [*flags, f'--workdir={tmp_path}', '--config.train.steps=3']
-    assert door(*words) == 0
-    before = (tmp_path / 'metrics.jsonl').read_text()
-    capsys.readouterr()
+def test_the_same_command_at_its_last_step_says_so_and_goes_on_with_more_steps(flags, copied, capsys):
+    words = [*flags, *SHORT, f'--workdir={copied}']
+    before = (copied / 'metrics.jsonl').read_text()
     assert door(*words) == 0
     assert 'Already at step 3 of 3' in capsys.readouterr().out
-    assert (tmp_path / 'metrics.jsonl').read_text() == before
-    assert door(*words[:-1], '--config.train.steps=5') == 0
-    assert [line['step'] for line in Workdir(tmp_path).lines('train')] == [1, 2, 3, 4, 5]
+    assert (copied / 'metrics.jsonl').read_text() == before
+    assert door(*words, '--config.train.steps=5') == 0
+    assert [line['step'] for line in Workdir(copied).lines('train')] == [1, 2, 3, 4, 5]
     assert 'from checkpoints/ckpt-3, at step 3 of 5' in capsys.readouterr().out
 
 
-def test_fewer_steps_than_are_done_say_so_and_change_nothing(flags, tmp_path, capsys):
-    words = [*flags, f'--workdir={tmp_path}', '--config.eval.every=0']
-    assert door(*words, '--config.train.steps=3') == 0
-    before = (tmp_path / 'metrics.jsonl').read_text()
-    assert door(*words, '--config.train.steps=2') == 0
+def test_fewer_steps_than_are_done_say_so_and_change_nothing(flags, copied, capsys):
+    before = (copied / 'metrics.jsonl').read_text()
+    assert door(*flags, *SHORT, f'--workdir={copied}', '--config.train.steps=2') == 0
     assert 'Already at step 3 of 2' in capsys.readouterr().out
-    assert (tmp_path / 'metrics.jsonl').read_text() == before
+    assert (copied / 'metrics.jsonl').read_text() == before
 
 
-def test_a_changed_key_is_refused_and_nothing_is_touched(flags, tmp_path, capsys):
-    words = [*flags, f'--workdir={tmp_path}', '--config.train.steps=2']
-    assert door(*words) == 0
-    before = {path: path.read_bytes() for path in tmp_path.rglob('*') if path.is_file()}
-    assert door(*words, '--config.optimizer.learning_rate=0.5') == 2
+def test_a_changed_key_is_refused_and_nothing_is_touched(flags, copied, capsys):
+    before = {path: path.read_bytes() for path in copied.rglob('*') if path.is_file()}
+    assert door(*flags, *SHORT, f'--workdir={copied}', '--config.optimizer.learning_rate=0.5') == 2
     assert 'optimizer.learning_rate was 0.003 and is 0.5. Choose another --workdir' in capsys.readouterr().err
-    assert {path: path.read_bytes() for path in tmp_path.rglob('*') if path.is_file()} == before
+    assert {path: path.read_bytes() for path in copied.rglob('*') if path.is_file()} == before
 
 
-@pytest.mark.parametrize(
-    'change', ['add a record', *(pytest.param(f'{how} a file', marks=pytest.mark.slow) for how in ('add', 'remove'))]
-)
-def test_a_run_whose_training_files_changed_is_refused(tmp_path, capsys, change):
-    words = [*write_data(tmp_path), f'--workdir={tmp_path / "run"}']
-    assert door(*words, '--config.train.steps=1') == 0
+@pytest.mark.parametrize('change', ['nothing', 'add a record', 'add a file', 'remove a file'])
+def test_a_run_whose_training_files_changed_is_refused(flags, copied, tmp_path, capsys, change):
+    """The run's own files are those of other tests, so it is told that they are where their copies are."""
+    words = [*write_data(tmp_path), '--config.model.dropout=0.1', *SHORT, f'--workdir={copied}']
+    config = (copied / 'config.json').read_text()
+    (train,) = [word.partition('=')[2] for word in flags if word.startswith('--config.data.train=')]
+    (copied / 'config.json').write_text(config.replace(os.path.dirname(train), str(tmp_path)))
     if change == 'add a file':
         (tmp_path / 'train-9.tfrecord').write_bytes((tmp_path / 'train-0.tfrecord').read_bytes())
     elif change == 'remove a file':
         (tmp_path / 'train-3.tfrecord').unlink()
-    else:
+    elif change == 'add a record':
         both = (tmp_path / 'train-0.tfrecord').read_bytes() + (tmp_path / 'train-1.tfrecord').read_bytes()
         (tmp_path / 'train-0.tfrecord').write_bytes(both)
-    assert door(*words, '--config.train.steps=2') == 2
+    if change == 'nothing':
+        assert door(*words) == 0
+        return
+    assert door(*words) == 2
     error = capsys.readouterr().err.strip()
     assert 'these are not the files that the run began with' in error and '\n' not in error
 
 
-@pytest.mark.xdist_group('unbroken')
 def test_the_run_directory_holds_what_other_programs_read(unbroken):
     config = unbroken.config
     assert config['data']['logical_shards'] == 4 and config['data']['shard_by'] == 'file'
@@ -175,22 +202,18 @@ def test_tensorboard_has_the_numbers_of_metrics_jsonl(unbroken):
         assert written == {}  # and nothing else
 
 
-@pytest.mark.xdist_group('unbroken')
-def test_a_train_line_averages_the_objective_over_the_steps_since_the_last_line(flags, unbroken, tmp_path):
-    assert door(*flags, *LONG, '--config.log.every=1', f'--workdir={tmp_path}') == 0
-    each = [line['loss'] for line in Workdir(tmp_path).lines('train')]
-    assert [line['loss'] for line in unbroken.lines('train')] == pytest.approx([np.mean(each[:5]), np.mean(each[5:10])])
+def test_a_train_line_averages_the_objective_over_the_steps_since_the_last_line(flags, short, tmp_path):
+    assert door(*flags, *SHORT, '--config.log.every=3', f'--workdir={tmp_path}') == 0
+    each, (line,) = [line['loss'] for line in short.lines('train')], Workdir(tmp_path).lines('train')
+    assert line['loss'] == pytest.approx(np.mean(each)) and len(set(each)) == 3
 
 
-def test_evaluation_is_the_same_on_1_and_3_replicas(flags, tmp_path):
-    """The weights are the initial ones but for one step without a learning rate."""
-    results = []
-    for replicas in (1, 3):
-        words = overrides(
-            train__steps=1, optimizer__learning_rate=0.0, devices__replicas=replicas, train__global_batch_size=6
-        )
-        assert door(*flags, *words, f'--workdir={tmp_path / str(replicas)}') == 0
-        results.append(Workdir(tmp_path / str(replicas)).lines('eval')[-1])
+def test_evaluation_is_the_same_on_1_and_3_replicas(flags, short, tmp_path):
+    """And in batches of 8 and of 6: of the initial weights."""
+    words = overrides(train__steps=1, devices__replicas=3, train__global_batch_size=6, eval__at_start='true')
+    assert door(*flags, *words, f'--workdir={tmp_path}') == 0
+    results = [run.lines('eval')[0] for run in (short, Workdir(tmp_path))]
+    assert [line['step'] for line in results] == [0, 0]
     for name in ('loss', 'masked_lm_loss', 'next_sentence_loss', 'masked_lm_accuracy', 'next_sentence_accuracy'):
         assert [r[name] for r in results] == pytest.approx([results[0][name]] * 2, rel=1e-6), name
 
@@ -205,11 +228,11 @@ def test_a_mirrored_strategy_of_one_replica_is_the_one_device_strategy(flags, tm
 
 
 def test_an_evaluation_can_be_cut_to_some_global_batches(flags, tmp_path, capsys):
-    assert door(*flags, *overrides(train__steps=1, eval__steps=1), f'--workdir={tmp_path}') == 0
+    assert door(*flags, *overrides(train__steps=1, eval__steps=1), f'--workdir={tmp_path}', '--dry_run') == 0
     assert '2 files, the first 8 of 13 records' in capsys.readouterr().out
 
 
-@pytest.mark.parametrize('replicas', [1, 2, 4])
+@pytest.mark.parametrize('replicas', [1, 4])
 def test_the_plan_says_what_the_batch_size_means(flags, tmp_path, capsys, replicas):  # C17
     topology = overrides(devices__replicas=replicas, train__microbatches=2)
     assert door(*flags, *topology, f'--workdir={tmp_path}', '--dry_run') == 0
@@ -252,16 +275,14 @@ def test_what_could_not_start_is_refused_by_a_dry_run_in_one_line(flags, tmp_pat
     assert not list(tmp_path.iterdir())
 
 
-def test_a_checkpoint_of_another_model_is_refused_by_name(flags, tmp_path, capsys):
-    words = [*flags, f'--workdir={tmp_path}']
-    assert door(*words, '--config.train.steps=1') == 0
-    config = Workdir(tmp_path).config
+def test_a_checkpoint_of_another_model_is_refused_by_name(flags, copied, capsys):
+    config = Workdir(copied).config
     for key, value in (('layers', 2), ('width', 32)):
         changed = {**config, 'model': {**config['model'], key: value}}
-        (tmp_path / 'config.json').write_text(json.dumps(changed))
-        assert door(*words, '--config.train.steps=2', f'--config.model.{key}={value}') == 2
+        (copied / 'config.json').write_text(json.dumps(changed))
+        assert door(*flags, *SHORT, f'--config.model.{key}={value}', f'--workdir={copied}') == 2
         error = capsys.readouterr().err.strip()
-        assert 'ckpt-1 does not fit this experiment' in error and '\n' not in error
+        assert 'ckpt-3 does not fit this experiment' in error and '\n' not in error
 
 
 def test_a_config_that_is_no_json_is_refused(flags, tmp_path, capsys):
@@ -270,30 +291,24 @@ def test_a_config_that_is_no_json_is_refused(flags, tmp_path, capsys):
     assert 'config.json is not JSON' in capsys.readouterr().err
 
 
-def test_next_sentence_off_trains_without_a_warning(flags, tmp_path):  # C55
-    words = overrides(train__steps=2, model__next_sentence='false', devices__replicas=2)
-    result = in_a_process(*flags, *words, f'--workdir={tmp_path}')
-    assert result.returncode == 0
-    assert result.stderr == ''
-    assert 'next_sentence_loss' not in Workdir(tmp_path).lines('eval')[-1]
+def test_next_sentence_off_trains_without_a_warning(fresh):  # C55
+    run, process = fresh
+    assert process.stderr == ''
+    assert 'next_sentence_loss' not in run.lines('eval')[-1]
 
 
-def test_bfloat16_computes_in_it_with_float32_weights(flags, tmp_path):
-    losses = {}
-    for precision in ('float32', 'bfloat16'):
-        words = overrides(train__steps=3, train__precision=precision)
-        assert door(*flags, *words, f'--workdir={tmp_path / precision}') == 0
-        run = Workdir(tmp_path / precision)
-        assert {value.dtype for value in run.weights.values()} == {np.dtype('float32')}
-        losses[precision] = [line['loss'] for line in run.lines('train')]
-    assert losses['float32'] == pytest.approx(losses['bfloat16'], rel=1e-2)
-    assert losses['float32'] != pytest.approx(losses['bfloat16'], rel=1e-6)
+def test_bfloat16_computes_in_it_with_float32_weights(flags, short, tmp_path):
+    assert door(*flags, *SHORT, '--config.train.precision=bfloat16', f'--workdir={tmp_path}') == 0
+    runs = [short, Workdir(tmp_path)]
+    assert {value.dtype for run in runs for value in run.weights.values()} == {np.dtype('float32')}
+    float32, bfloat16 = ([line['loss'] for line in run.lines('train')] for run in runs)
+    assert float32 == pytest.approx(bfloat16, rel=1e-2)
+    assert float32 != pytest.approx(bfloat16, rel=1e-6)
 
 
-def test_the_door_in_a_fresh_process_is_quiet(flags, tmp_path):
-    words = [*flags, *overrides(train__steps=2, devices__replicas=2)]
-    quiet = in_a_process(*words, f'--workdir={tmp_path / "quiet"}')
-    assert quiet.returncode == 0 and quiet.stderr == ''
+def test_the_door_in_a_fresh_process_is_quiet(fresh):
+    _, quiet = fresh
+    assert quiet.stderr == ''
     assert '2 replicas (MirroredStrategy) on CPU:0, CPU:1' in quiet.stdout
     assert re.search(r'^step 2/2  loss \d+\.\d+  \d+\.\d examples/s$', quiet.stdout, re.MULTILINE)
 
@@ -304,24 +319,26 @@ def test_verbosity_brings_the_chatter_of_a_fresh_process_back(flags, tmp_path):
     assert 'training until step 2' in loud.stderr
 
 
-def test_on_a_terminal_there_is_a_progress_bar_with_step_loss_rate_and_time_left(flags, tmp_path):
-    words = [*flags, *overrides(train__steps=3), f'--workdir={tmp_path}']
-    code = (
-        'import os, pty, sys\n'
-        'os.environ.update(TERM="xterm", COLUMNS="120", LINES="40")\n'
-        f'sys.exit(os.waitstatus_to_exitcode(pty.spawn([{sys.executable!r}, "-m", "ctl.train", *sys.argv[1:]])))'
-    )
-    result = subprocess.run(
-        [sys.executable, '-c', code, *words],
-        capture_output=True,
-        text=True,
-        timeout=300,
-        stdin=subprocess.DEVNULL,
-    )
-    assert result.returncode == 0
-    text = re.sub(r'\x1b\[[0-9;?]*[a-zA-Z]', '', result.stdout)
-    assert re.search(r'step 3/3 .*loss \d+\.\d+  \d+\.\d examples/s ETA 0:00:00', text)
-    assert not re.search(r'^step 2/3  loss', text, re.MULTILINE)
+def test_on_a_terminal_there_is_a_progress_bar_with_step_loss_rate_and_time_left(flags, copied, monkeypatch):
+    for name, value in {'TERM': 'xterm', 'COLUMNS': '120', 'LINES': '40'}.items():
+        monkeypatch.setenv(name, value)
+    ours, theirs = pty.openpty()
+    shown = []
+
+    def read():
+        with contextlib.suppress(OSError):  # the other end is closed
+            while text := os.read(ours, 1 << 16):
+                shown.append(text)
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    with open(theirs, 'w') as terminal, contextlib.redirect_stdout(terminal):
+        assert door(*flags, *SHORT, '--config.train.steps=5', f'--workdir={copied}') == 0
+    reader.join()
+    os.close(ours)
+    text = re.sub(r'\x1b\[[0-9;?]*[a-zA-Z]', '', b''.join(shown).decode())
+    assert re.search(r'step 5/5 .*loss \d+\.\d+  \d+\.\d examples/s ETA 0:00:00', text)
+    assert not re.search(r'^step 4/5  loss', text, re.MULTILINE)
 
 
 def test_a_mistake_in_a_fresh_process_ends_with_exit_2_and_one_line(tmp_path):
@@ -330,6 +347,7 @@ def test_a_mistake_in_a_fresh_process_ends_with_exit_2_and_one_line(tmp_path):
     assert result.stderr == 'error: --experiment=bert_mml: did you mean bert_mlm?\n'
 
 
+@pytest.mark.slow
 def test_a_users_file_that_makes_a_tensor_at_import_is_told_so_when_devices_are_needed(tmp_path):  # C33
     path = tmp_path / 'eager.py'
     path.write_text(
@@ -342,6 +360,7 @@ def test_a_users_file_that_makes_a_tensor_at_import_is_told_so_when_devices_are_
     assert result.stderr.count('\n') == 1
 
 
+@pytest.mark.slow
 def test_help_agrees_with_the_exit_code_and_goes_to_standard_output():
     result = in_a_process('--help')
     assert result.returncode == 0 and result.stderr == ''
@@ -369,7 +388,7 @@ def test_a_cache_that_cannot_be_written_is_refused(flags, tmp_path, monkeypatch,
     assert 'set XDG_CACHE_HOME to a folder that can' in capsys.readouterr().err
 
 
-@pytest.mark.parametrize('older', [True, False])
+@pytest.mark.parametrize('older', [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_a_run_that_began_with_the_decay_of_lamb_elsewhere_is_told_so(flags, tmp_path, capsys, older):
     words = [*flags, *overrides(train__steps=1, optimizer__name='lamb'), f'--workdir={tmp_path / "run"}']
     assert door(*words) == 0

@@ -5,7 +5,10 @@ import pytest
 from tests.runs import Workdir, door, overrides, relative_difference, write_data
 
 # One worker process for each optimizer: its runs share the run on one replica.
-OPTIMIZERS = [pytest.param(name, marks=pytest.mark.xdist_group(name)) for name in ('adamw', 'lamb', 'sgd', 'adam')]
+OPTIMIZERS = [
+    pytest.param(name, marks=[pytest.mark.xdist_group(name), *([] if name == 'lamb' else [pytest.mark.slow])])
+    for name in ('lamb', 'adamw', 'sgd', 'adam')
+]
 
 
 @pytest.fixture(scope='module', params=OPTIMIZERS)

@@ -84,7 +84,9 @@ def modules(monkeypatch):
     return loaded
 
 
-@pytest.mark.parametrize('replicas, microbatches', [(1, 1), (2, 1), (2, 2)])
+@pytest.mark.parametrize(
+    'replicas, microbatches', [(2, 2), *(pytest.param(n, 1, marks=pytest.mark.slow) for n in (1, 2))]
+)
 def test_the_step_is_traced_once_in_50_steps(tmp_path, modules, replicas, microbatches):
     flags = line_flags(tmp_path) + overrides(
         train__steps=50, devices__replicas=replicas, train__microbatches=microbatches, eval__every=20, log__every=7
@@ -108,26 +110,35 @@ def test_objectives_are_trained_in_order_each_on_its_own_variables(tmp_path):
     assert relative_difference(first, {n: v for n, v in one.weights.items() if n.startswith('models/one')}) == 0
 
 
+@pytest.mark.slow
 def test_an_objective_makes_as_many_updates_a_step_as_it_asks_for(tmp_path):
     assert door(*line_flags(tmp_path, updates=3), *overrides(train__steps=4), f'--workdir={tmp_path / "run"}') == 0
     iterations = [v for n, v in Workdir(tmp_path / 'run').tensors('optimizers/first').items() if v.dtype == np.int64]
     assert iterations == [12] or [int(i) for i in iterations] == [12]
 
 
-def test_every_step_update_replica_and_microbatch_has_a_seed_of_its_own_and_a_rerun_repeats_them(
-    tmp_path, modules
-):  # C53
+def seeds_of_a_run(folder, modules, name):
+    """Of 3 steps of 2 updates on 2 replicas in 2 microbatches."""
     note = 'seed is None or tf.numpy_function(lambda s: tensors.append(tuple(s)), [seed], [])'
-    runs = []
-    for folder in ('one', 'two'):
-        flags = line_flags(tmp_path, summary=note, updates=2) + overrides(
-            train__steps=3, devices__replicas=2, train__microbatches=2
-        )
-        assert door(*flags, f'--workdir={tmp_path / folder}') == 0
-        runs.append(modules[-1].tensors)
+    flags = line_flags(folder, summary=note, updates=2) + overrides(
+        train__steps=3, devices__replicas=2, train__microbatches=2
+    )
+    assert door(*flags, f'--workdir={folder / name}') == 0
+    return modules[-1].tensors
+
+
+def test_every_step_update_replica_and_microbatch_has_a_seed_of_its_own(tmp_path, modules):  # C53
+    seeds = seeds_of_a_run(tmp_path, modules, 'run')
     # The pass that only the weights are taken from has a third seed, besides those of the two microbatches.
-    assert len(set(runs[0])) == len(runs[0]) == 3 * 2 * 2 * (2 + 1)
-    assert sorted(runs[0]) == sorted(runs[1])
+    assert len(set(seeds)) == len(seeds) == 3 * 2 * 2 * (2 + 1)
+    (updates,) = Workdir(tmp_path / 'run').tensors('optimizers/first/iteration').values()
+    assert int(updates) == 3 * 2
+
+
+@pytest.mark.slow
+def test_a_rerun_repeats_the_seeds(tmp_path, modules):  # C53
+    one, two = (seeds_of_a_run(tmp_path, modules, name) for name in ('one', 'two'))
+    assert sorted(one) == sorted(two)
 
 
 @pytest.mark.slow
@@ -146,6 +157,7 @@ def test_a_loss_that_is_no_pair_is_refused_with_what_to_return(tmp_path, capsys)
     assert 'objective first: error is' in error and 'not a ctl.losses.WeightedSum' in error
 
 
+@pytest.mark.slow
 def test_a_mean_over_the_slice_with_weight_1_is_scaled_right_when_slices_are_equal(tmp_path):  # C13
     """(mean, 1) a replica: the objective is their mean, not their sum."""
     for replicas in (1, 2):

@@ -1,5 +1,6 @@
 """Several real workers, each a process: one run, whatever happens to one of them."""
 
+import contextlib
 import re
 import signal
 import subprocess
@@ -10,6 +11,7 @@ import pytest
 
 from tests import image_records
 from tests.runs import (
+    DEADLINE,
     Workdir,
     door,
     door_until,
@@ -24,7 +26,7 @@ from tests.runs import (
 )
 
 TRAIN = ('-m', 'ctl.train')
-TOGETHER = overrides(devices__strategy='multi_worker', devices__start_timeout=60)
+TOGETHER = overrides(devices__strategy='multi_worker', devices__start_timeout=600)
 
 
 @pytest.fixture(scope='module')
@@ -51,7 +53,8 @@ def check_same(found, expected):
 
 
 @pytest.mark.xdist_group('workers')
-@pytest.mark.parametrize('count', [2, *(pytest.param(n, marks=pytest.mark.slow) for n in (3, 4))])
+@pytest.mark.slow
+@pytest.mark.parametrize('count', [2, 3, 4])
 def test_several_workers_make_the_run_that_one_makes(flags, alone, tmp_path, count):  # C01, C08, C30, C31, C43
     """Also for an evaluation that does not divide; and only the chief writes."""
     if count == 3:
@@ -60,17 +63,22 @@ def test_several_workers_make_the_run_that_one_makes(flags, alone, tmp_path, cou
         alone, tmp_path = Workdir(tmp_path / 'alone'), tmp_path / 'together'
     words = [*flags, *TOGETHER, f'--workdir={tmp_path}', '--config.checkpoint.best_metric=loss']
     workers = start_workers(count, *TRAIN, *words)
-    outputs = finish(workers, timeout=240)
+    outputs = finish(workers)
     assert [worker.returncode for worker in workers] == [0] * count, outputs
     check_same(Workdir(tmp_path), alone)
     assert f'{count}, of 1 replicas each: 127.0.0.1:' in outputs[0][0]
     for out, _ in outputs[1:]:
         assert 'step ' not in out
-    left = sorted(path.name for path in tmp_path.iterdir())
-    assert left == ['checkpoints', 'config.json', 'metrics.jsonl', 'tensorboard', 'time.json']
-    names = {path.name for path in (tmp_path / 'checkpoints').iterdir()}
+    check_what_is_left(tmp_path)
+    assert (tmp_path / 'checkpoints' / 'best').is_dir()
+
+
+def check_what_is_left(workdir):
+    """Only the chief writes."""
+    left = sorted(path.name for path in workdir.iterdir())
+    assert left == ['checkpoints', 'config.json', 'metrics.jsonl', 'run.json', 'tensorboard', 'time.json']
+    names = {path.name for path in (workdir / 'checkpoints').iterdir()}
     assert all(re.fullmatch(r'best|checkpoint|ckpt-\d+\.(index|data-00000-of-00001)', name) for name in names)
-    assert len(list((tmp_path / 'tensorboard').rglob('events*'))) == 2
 
 
 @pytest.mark.slow
@@ -88,7 +96,7 @@ def test_a_gan_on_two_workers_is_the_gan_on_one(tmp_path):
     )
     assert door(*words, f'--workdir={tmp_path / "alone"}') == 0
     workers = start_workers(2, *TRAIN, *words, *TOGETHER, f'--workdir={tmp_path / "together"}')
-    outputs = finish(workers, timeout=240)
+    outputs = finish(workers)
     assert [worker.returncode for worker in workers] == [0, 0], outputs
     alone, together = Workdir(tmp_path / 'alone'), Workdir(tmp_path / 'together')
     check_same(together, alone)
@@ -101,7 +109,7 @@ def test_a_gan_on_two_workers_is_the_gan_on_one(tmp_path):
 
 
 @pytest.mark.xdist_group('workers')
-def test_a_run_goes_on_with_fewer_workers_and_with_more(flags, alone, tmp_path):
+def test_a_run_goes_on_with_fewer_workers(flags, alone, tmp_path):
     words = [*flags, f'--workdir={tmp_path}']
     workers = start_workers(2, *TRAIN, *words, *TOGETHER, '--config.log.every=1')
     try:
@@ -110,18 +118,27 @@ def test_a_run_goes_on_with_fewer_workers_and_with_more(flags, alone, tmp_path):
                 workers[1].send_signal(signal.SIGTERM)  # not the chief: they agree
                 break
     finally:
-        outputs = finish(workers, timeout=120)
+        outputs = finish(workers)
     assert [worker.returncode for worker in workers] == [75, 75], outputs
     assert 'a signal at worker 1' in outputs[0][1] and 'Go on with: ' in outputs[0][1]
+    assert door(*words) == 0
+    check_same(Workdir(tmp_path), alone)
+
+
+@pytest.mark.slow
+@pytest.mark.xdist_group('workers')
+def test_a_run_goes_on_with_more_workers(flags, alone, tmp_path):
+    words = [*flags, f'--workdir={tmp_path}']
     door_until(13, *words)
     workers = start_workers(2, *TRAIN, *words, *TOGETHER)
-    outputs = finish(workers, timeout=120)
+    outputs = finish(workers)
     assert [worker.returncode for worker in workers] == [0, 0], outputs
     check_same(Workdir(tmp_path), alone)
 
 
+@pytest.mark.slow
 @pytest.mark.xdist_group('workers')
-@pytest.mark.parametrize('lost', [1, pytest.param(0, marks=pytest.mark.slow)])
+@pytest.mark.parametrize('lost', [1, 0])
 def test_the_others_end_when_a_worker_is_lost_and_name_it_and_the_checkpoint(flags, tmp_path, lost):  # C54
     words = [*flags, *TOGETHER, f'--workdir={tmp_path}', '--config.train.steps=100000', '--config.eval.every=0']
     workers = start_workers(2, *TRAIN, *words)
@@ -130,14 +147,12 @@ def test_the_others_end_when_a_worker_is_lost_and_name_it_and_the_checkpoint(fla
             if line.startswith('step 20/'):
                 break
         workers[lost].kill()
-        killed = time.monotonic()
     finally:
-        outputs = finish(workers, timeout=90)
-    assert time.monotonic() - killed < 60
+        outputs = finish(workers)
     left = 1 - lost
     assert workers[left].returncode == 75, outputs
     error = outputs[left][1].splitlines()[-1]
-    assert re.match(rf'worker {left} at \S+ lost worker {lost} at \S+: the newest checkpoint is \S+/ckpt-\d+\.', error)
+    assert re.match(lost_text(left, lost), error)
     assert words_for_the_door(printed_after('Go on with: ', error)) == words
 
 
@@ -145,20 +160,38 @@ def test_the_others_end_when_a_worker_is_lost_and_name_it_and_the_checkpoint(fla
 def test_workers_that_are_given_different_things_are_refused_by_name(flags, tmp_path):
     words = [*flags, *TOGETHER, f'--workdir={tmp_path}']
     workers = start_workers(2, *TRAIN, *words, for_the_last=['--config.optimizer.learning_rate=0.1'])
-    outputs = finish(workers, timeout=120)
+    outputs = finish(workers)
     assert [worker.returncode for worker in workers] == [2, 2], outputs
     for _, error in outputs:
         assert re.search(r'error: worker 1 at \S+ has another config than worker 0 at ', error)
 
 
-def launch(*words, timeout=240):
-    return subprocess.run(
-        [sys.executable, '-m', 'tools.launch', *words], capture_output=True, text=True, timeout=timeout
-    )
+def lost_text(left, lost):
+    """What worker `left` says when `lost` is gone, as a pattern."""
+    return rf'worker {left} at \S+ lost worker {lost} at \S+: the newest checkpoint is \S+/ckpt-\d+\.'
+
+
+@contextlib.contextmanager
+def launching(*words):
+    """tools.launch; nothing that it starts outlives the `with`."""
+    command = [sys.executable, '-m', 'tools.launch', *words]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            yield process
+        finally:
+            while process.poll() is None:  # it passes signals on, and the second ends a worker at once
+                process.terminate()
+                time.sleep(0.1)
+
+
+def launch(*words):
+    with launching(*words) as process:
+        out, error = process.communicate(timeout=DEADLINE)
+    return subprocess.CompletedProcess(words, process.returncode, out, error)
 
 
 @pytest.mark.xdist_group('workers')
-def test_launch_starts_all_again_when_a_worker_is_lost_and_the_run_is_the_same(flags, alone, tmp_path):
+def test_launch_starts_all_again_when_a_worker_is_lost_and_the_run_is_the_same(flags, alone, tmp_path):  # C54
     """The second worker kills itself once, at a checkpoint of the chief."""
     (tmp_path / 'fragile.py').write_text(f'''
 """bert_mlm whose worker 1 dies once."""
@@ -177,7 +210,10 @@ if json.loads(os.environ['TF_CONFIG'])['task']['index'] == 1:
     result = launch('--workers=2', '--restarts=2', '--', *words, '--config.train.steps_per_loop=1')
     assert result.returncode == 0, result.stdout
     assert 'launch: a worker ended with 75; starting all again, 2 times at most.' in result.stdout
+    assert re.search(rf'^worker 0 \| {lost_text(0, 1)}', result.stdout, re.MULTILINE)
     assert re.search(r'^worker 0 \| eval at step 20', result.stdout, re.MULTILINE)
+    assert not re.search(r'^worker 1 \| (step|eval) ', result.stdout, re.MULTILINE)
+    check_what_is_left(tmp_path / 'run')
     check_same(Workdir(tmp_path / 'run'), alone)
 
 
@@ -200,11 +236,11 @@ def test_launch_refuses_what_it_does_not_understand_in_one_line(words):
 @pytest.mark.xdist_group('workers')
 def test_launch_passes_a_signal_on_and_ends_with_75(flags, tmp_path):
     words = ['--workers=2', '--restarts=5', '--', *flags, '--config.train.steps=100000', f'--workdir={tmp_path}']
-    with subprocess.Popen([sys.executable, '-m', 'tools.launch', *words], stdout=subprocess.PIPE, text=True) as process:
+    with launching(*words) as process:
         for line in process.stdout:
             if line.startswith('worker 0 | step 20/'):
                 process.send_signal(signal.SIGTERM)
                 break
-        out = process.communicate(timeout=120)[0]
+        out = process.communicate(timeout=DEADLINE)[0]
     assert process.returncode == 75
     assert 'worker 0 | SIGTERM received: saved at step' in out and 'starting all again' not in out
