@@ -179,7 +179,7 @@ def test_a_resumed_pipeline_reads_no_more_at_step_10_000_000_than_at_step_0(sour
 
 @pytest.mark.slow
 def test_ten_thousand_files_are_planned_and_read_like_any_others(tmp_path):
-    """Tiny ones; that it is as quick as with ten is measured by hand, see the README."""
+    """Tiny ones."""
     record = bert_records.make_record(np.random.default_rng(0))
     example = bert_records.make_example(record).SerializeToString()
     for i in range(10_000):
