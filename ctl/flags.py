@@ -69,6 +69,7 @@ class ExperimentProgram(Program):
             if not gc.get_freeze_count():
                 # What is imported stays. To look through it for garbage takes about a second each time: when layers'
                 # names are reset, at the end, and several times while functions are traced.
+                gc.collect()
                 gc.freeze()
             reporting.quiet(request.verbosity)
             return body(request)

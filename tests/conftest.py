@@ -1,5 +1,6 @@
 """What every test of a process shares: one TensorFlow session of four virtual CPU devices, and places of its own."""
 
+import gc
 import os
 import pathlib
 import sys
@@ -39,6 +40,12 @@ def pytest_collection_modifyitems(items):
         return min((LONG_GROUPS.index(name) for name in marks if name in LONG_GROUPS), default=len(LONG_GROUPS))
 
     items.sort(key=rank)
+
+
+def pytest_collection_finish():
+    """As ctl's programs do, but before a test has made anything: what is frozen is never collected."""
+    gc.collect()
+    gc.freeze()
 
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent

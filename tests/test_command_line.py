@@ -13,6 +13,8 @@ from ctl.command_line import Program, Request
 from ctl.errors import UserError
 from tests.runs import ROOT, Workdir, door, overrides, write_data
 
+pytestmark = pytest.mark.xdist_group('command_line')  # for the run that these tests share
+
 PROGRAMS = ['ctl.train', 'tools.__main__', *(f'tools.{name}' for name in tools_main.find_programs())]
 
 
