@@ -30,6 +30,7 @@ from ctl.runtime.checkpoints import Checkpoints, find_checkpoint, newest_in
 from ctl.runtime.clock import Clock, as_text
 from ctl.runtime.pictures import Pictures
 from ctl.step import Trainer
+from ctl.update import Training
 
 
 @dataclasses.dataclass(frozen=True)
@@ -236,20 +237,18 @@ def _make_parts(session: _Session, data: Data) -> tuple[_Parts, Data]:
             each.name: make_optimizer(each.optimizer, config.train.steps, each.variables, each.updates)
             for each in experiment.objectives
         }
-        trainer = Trainer(
-            session.strategy,
+        training = Training(
             experiment,
             optimizers,
             seed=config.train.seed,
             microbatches=config.train.microbatches,
             update_order=config.train.update_order,
             fresh_batches=config.train.fresh_batches,
-            report_every=config.log.every,
-            nonfinite=NonFinite(config.train.on_nonfinite == 'skip', config.train.max_nonfinite, list(optimizers)),
-            on_skipped=say_skipped,
-            count_skipped=data.bad.skip,
             communication=devices.communication_options(config.devices.all_reduce),
         )
+        skip, most_in_a_row = config.train.on_nonfinite == 'skip', config.train.max_nonfinite
+        nonfinite = NonFinite(skip, most_in_a_row, list(optimizers), say_skipped)
+        trainer = Trainer(session.strategy, training, nonfinite, config.log.every, count_skipped=data.bad.skip)
     checkpoints = Checkpoints(
         asked.workdir / 'checkpoints',
         trainer.step,

@@ -122,7 +122,7 @@ def _train(
 
     from ctl.data import pipeline
     from ctl.runtime import devices
-    from ctl.update import make_updates
+    from ctl.update import Training, make_updates
 
     config = request.config.copy_and_resolve_references()
     config.devices.replicas = replicas
@@ -134,13 +134,11 @@ def _train(
     dataset = pipeline.distribute(strategy, pipeline.make_train_dataset_fn(source, layout, 0), per_replica=False)
 
     names = experiment.update_names(config.train)
-    rounds = experiment.rounds(config.train.update_order)
+    training = Training(experiment, optimizers, config.train.seed, microbatches, config.train.update_order)
 
     def replica_step(batches, step):
         """The sum of all updates' objectives, and the last gradient of each variable by path."""
-        outcomes = make_updates(
-            experiment, optimizers, rounds, batches, step, config.train.seed, microbatches=microbatches
-        )
+        outcomes = make_updates(training, batches, step)
         gradients = {
             v.path: gradient
             for objective, outcome in outcomes
