@@ -26,6 +26,7 @@ from ctl.runtime.state import State
 from ctl.runtime.tensorboard import TensorBoard
 from ctl.session import Run, Session, started
 from ctl.step import Trainer
+from ctl.update import Training
 
 
 def run(asked: Run) -> None:
@@ -143,20 +144,18 @@ def _make_parts(session: Session, found: Data) -> _Parts:
                 )
                 session.say(plan.feed_text(data, step, session.replicas, most=None))
 
-        trainer = Trainer(
-            session.strategy,
+        training = Training(
             experiment,
             optimizers,
             seed=config.train.seed,
             microbatches=config.train.microbatches,
             update_order=config.train.update_order,
             fresh_batches=config.train.fresh_batches,
-            report_every=config.log.every,
-            nonfinite=NonFinite(config.train.on_nonfinite == 'skip', config.train.max_nonfinite, list(optimizers)),
-            on_skipped=say_skipped,
-            count_skipped=data.bad.skip,
             communication=devices.communication_options(config.devices.all_reduce),
         )
+        skip, most_in_a_row = config.train.on_nonfinite == 'skip', config.train.max_nonfinite
+        nonfinite = NonFinite(skip, most_in_a_row, list(optimizers), say_skipped)
+        trainer = Trainer(session.strategy, training, nonfinite, config.log.every, count_skipped=data.bad.skip)
     checkpoints = Checkpoints(
         asked.workdir / 'checkpoints',
         State(trainer.step, experiment, optimizers, trainer.sums),

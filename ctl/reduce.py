@@ -9,6 +9,7 @@ The same holds for microbatches inside a replica. Nothing is averaged, but for w
 """
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -29,11 +30,23 @@ def replica_objective(losses: Mapping[str, WeightedSum], weights: Mapping[str, t
     return tf.add_n([tf.math.divide_no_nan(losses[name].sum, weights[name]) for name in sorted(losses)])
 
 
-def sum_over_replicas(
-    tensors: Sequence[tf.Tensor], options: tf.distribute.experimental.CommunicationOptions | None = None
-) -> list[tf.Tensor]:
-    """All-reduces by SUM, packed. In replica context. Sparse gradients must be made dense before."""
-    return tf.distribute.get_replica_context().all_reduce(tf.distribute.ReduceOp.SUM, list(tensors), options)
+def sum_over_replicas(structure: Any, options: tf.distribute.experimental.CommunicationOptions | None = None) -> Any:
+    """All-reduces by SUM every tensor of a nested structure, which comes back in the same form. In replica context.
+
+    Tensors of one dtype travel in one pack: TensorFlow would pack all into one tensor, whatever they are. Pack follows
+    pack, since replicas that began two in different orders would wait for each other for ever. Sparse gradients must be
+    made dense before.
+    """
+    tensors = [tf.convert_to_tensor(value) for value in tf.nest.flatten(structure)]
+    context, before = tf.distribute.get_replica_context(), []
+    for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
+        places = [place for place, tensor in enumerate(tensors) if tensor.dtype == dtype]
+        with tf.control_dependencies(before):
+            pack = [tf.identity(tensors[place]) for place in places]
+        before = context.all_reduce(tf.distribute.ReduceOp.SUM, pack, options)
+        for place, total in zip(places, before, strict=True):
+            tensors[place] = total
+    return tf.nest.pack_sequence_as(structure, tensors)
 
 
 def assign_on_replicas(variables: Sequence[keras.Variable], values: Sequence[tf.Tensor]) -> None:

@@ -2,16 +2,16 @@
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 
 import keras
 import orbit
 import tensorflow as tf
 
 from ctl import reduce
-from ctl.experiment import Average, Batch, Experiment, Objective
+from ctl.experiment import Average, Batch, Objective
 from ctl.nonfinite import NonFinite, snapshot
-from ctl.update import make_updates
+from ctl.update import Training, make_updates
 
 
 class Trainer(orbit.StandardTrainer):
@@ -27,29 +27,23 @@ class Trainer(orbit.StandardTrainer):
     def __init__(
         self,
         strategy: tf.distribute.Strategy,
-        experiment: Experiment,
-        optimizers: Mapping[str, keras.optimizers.Optimizer],
-        *,
-        seed: int,
-        microbatches: int,
-        update_order: str,
-        fresh_batches: bool,
-        report_every: int,
+        training: Training,
         nonfinite: NonFinite,
-        on_skipped: Callable[[list[int]], None] = lambda steps: None,
+        report_every: int,
         count_skipped: bool = False,
-        communication: tf.distribute.experimental.CommunicationOptions | None = None,
     ):
-        """`optimizers` by objective name, the rest as in the config. In strategy.scope(); set `train_dataset` later.
+        """In strategy.scope(); set `train_dataset` later.
 
-        `on_skipped` is told the steps that `nonfinite` skipped; `count_skipped`: whether to count and report the
-        examples of weight 0.
+        Args:
+          nonfinite: what is done about steps that are not finite.
+          report_every: steps between two reports.
+          count_skipped: whether to count and report the examples of weight 0.
         """
         super().__init__(train_dataset=None)
         self.step = orbit.utils.create_global_step()
-        self.strategy, self._experiment, self._optimizers = strategy, experiment, dict(optimizers)
-        self._objectives, self._rounds = tuple(experiment.objectives), experiment.rounds(update_order)
-        self._batches = sum(map(len, self._rounds)) if fresh_batches else 1
+        self.strategy, self._training, self._nonfinite = strategy, training, nonfinite
+        self._report_every, self._count_skipped = report_every, count_skipped
+        self._objectives = tuple(training.experiment.objectives)
         of_objectives = [name for o in self._objectives for name in (*self._names(o), *o.watched)]
         names = dict.fromkeys(['steps', 'loss', *of_objectives])
         self._means = {name: tf.Variable(0.0, dtype=tf.float64, trainable=False, name=name) for name in names}
@@ -58,9 +52,6 @@ class Trainer(orbit.StandardTrainer):
         self.seconds_per_step: float | None = None
         self._input_seconds = tf.Variable(0.0, dtype=tf.float64, trainable=False)
         self._timed_steps, self._timed_seconds = 0, 0.0  # of this process: a restart must not inflate the rate
-        self._seed, self._microbatches, self._report_every = seed, microbatches, report_every
-        self._count_skipped, self._communication = count_skipped, communication
-        self._nonfinite, self._on_skipped = nonfinite, on_skipped
 
     def train_loop_begin(self):
         self._began_at_step, self._began = int(self.step.numpy()), time.perf_counter()
@@ -68,7 +59,7 @@ class Trainer(orbit.StandardTrainer):
     def train_step(self, iterator):
         """One step, in cross-replica context, traced once."""
         put_back = snapshot(self.strategy, self._changing()) if self._nonfinite.skip else None
-        batches = [self._next_batch(iterator) for _ in range(self._batches)]
+        batches = [self._next_batch(iterator) for _ in range(self._training.batches_per_step)]
         results = self.strategy.run(self._replica_step, args=(batches, self.step))
         # Reduced already: every replica has the same.
         results = {name: self.strategy.experimental_local_results(value)[0] for name, value in results.items()}
@@ -99,35 +90,26 @@ class Trainer(orbit.StandardTrainer):
 
     def _changing(self) -> list[tf.Variable]:
         """What a step changes, but for the optimizers' counts of steps, which schedules follow."""
-        weights = [v for model in self._experiment.models.values() for v in model.variables]
-        slots = [v for o in self._optimizers.values() for v in o.variables if v is not o.iterations]
+        weights = [v for model in self._training.experiment.models.values() for v in model.variables]
+        slots = [v for o in self._training.optimizers.values() for v in o.variables if v is not o.iterations]
         return [v.value for v in [*weights, *slots]]
 
     def _replica_step(self, batches: Sequence[Batch], step: tf.Tensor) -> dict[str, tf.Tensor]:
         """`batches` are one for each update of the step, or one for all."""
         results = {
-            self._names(objective)[2]: tf.convert_to_tensor(self._optimizers[objective.name].learning_rate)
+            self._names(objective)[2]: tf.convert_to_tensor(self._training.optimizers[objective.name].learning_rate)
             for objective in self._objectives
         }
-        for objective, outcome in make_updates(
-            self._experiment,
-            self._optimizers,
-            self._rounds,
-            batches,
-            step,
-            self._seed,
-            self._microbatches,
-            self._communication,
-        ):
+        for objective, outcome in make_updates(self._training, batches, step):
             value_name, norm_name, _ = self._names(objective)
             results.update({value_name: outcome.value, norm_name: outcome.norm, **outcome.watched})
-        for average in self._experiment.averages:
+        for average in self._training.experiment.averages:
             _follow(average, step)
         loss = tf.add_n([results[self._names(objective)[0]] for objective in self._objectives])
         skipped = tf.zeros([], tf.int64)
         if self._count_skipped:
             skipped = tf.add_n([tf.reduce_sum(tf.cast(batch['example_weight'] == 0, tf.int64)) for batch in batches])
-            (skipped,) = reduce.sum_over_replicas([skipped], self._communication)
+            skipped = reduce.sum_over_replicas(skipped, self._training.communication)
         return {**results, 'loss': loss, 'skipped_examples': skipped}
 
     def _names(self, objective: Objective) -> tuple[str, str, str]:
@@ -146,9 +128,7 @@ class Trainer(orbit.StandardTrainer):
         self._timed_steps += step - self._began_at_step
         self._timed_seconds += seconds
         self.seconds_per_step = seconds / max(1, step - self._began_at_step)
-        skipped = self._nonfinite.look(float(self._means['loss'].numpy()))
-        if skipped:
-            self._on_skipped(skipped)
+        self._nonfinite.look(float(self._means['loss'].numpy()))
         if step % self._report_every:
             return {}
         report = {name: float(variable.numpy()) for name, variable in self._means.items()}

@@ -6,8 +6,9 @@ over the replicas, and only the objective that trains the model keeps them.
 """
 
 import collections
+import dataclasses
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import keras
@@ -21,6 +22,37 @@ from ctl.losses import WeightedSum
 from ctl.seeds import Seed
 
 Communication = tf.distribute.experimental.CommunicationOptions | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Training:
+    """What is trained, and how: all that is the same in every step.
+
+    Attributes:
+      optimizers: by the name of the objective, in the order of the experiment's.
+      seed: of the run; folded with objective, step, update, replica and microbatch into the seed of a slice.
+      microbatches: slices of a replica's batch.
+      update_order: 'sequential' or 'joint', as in `Experiment.rounds`.
+      fresh_batches: whether each update of a step has a batch of its own, or all share one.
+      communication: how the replicas talk; None leaves it to the strategy.
+    """
+
+    experiment: Experiment
+    optimizers: Mapping[str, keras.optimizers.Optimizer]
+    seed: int
+    microbatches: int = 1
+    update_order: str = 'sequential'
+    fresh_batches: bool = False
+    communication: Communication = None
+
+    @property
+    def rounds(self) -> list[list[Objective]]:
+        """The updates of a step, in order."""
+        return self.experiment.rounds(self.update_order)
+
+    @property
+    def batches_per_step(self) -> int:
+        return sum(map(len, self.rounds)) if self.fresh_batches else 1
 
 
 class Turn(NamedTuple):
@@ -54,13 +86,32 @@ class Outcome(NamedTuple):
 
 
 class _Sums(NamedTuple):
-    """What one replica adds to an update: its part of the objective, the gradients, the watched pairs [n, 2]; and the
-    values that its models' state has afterwards."""
+    """What adds up, first over a replica's slices and then over the replicas.
+
+    Attributes:
+      value: the part of the objective, float32 scalar.
+      gradients: one tensor a variable.
+      watched: the objective's watched metrics by name.
+    """
 
     value: tf.Tensor
     gradients: list[tf.Tensor]
-    watched: tf.Tensor
-    state: list[tf.Tensor]
+    watched: dict[str, WeightedSum]
+
+
+class _State(NamedTuple):
+    """Of what no gradient moves, the variables, or their values: floats, which replicas average, and others (counts,
+    say), which are the same on every replica."""
+
+    floats: list
+    others: list
+
+
+class _Part(NamedTuple):
+    """A replica's part of an update: what it adds, and the values that its models' state has afterwards."""
+
+    sums: _Sums
+    state: _State
 
 
 def run_losses(objective: Objective, batch: Batch, seed: Seed | None, state: Sequence[tuple] = ()):
@@ -86,62 +137,77 @@ def run_losses(objective: Objective, batch: Batch, seed: Seed | None, state: Seq
 
 
 def _run_slice(
-    turn: Turn, batch: Batch, seed: Seed, weights: Callable[[Mapping], Mapping], state: Sequence[tuple]
-) -> _Sums:
-    """One slice of a replica's batch, forward and backward; `weights` maps its losses to the global weight of each."""
+    turn: Turn,
+    batch: Batch,
+    seed: Seed,
+    variables: _State,
+    values: _State,
+    weights: Mapping[str, tf.Tensor] | None = None,
+) -> _Part:
+    """One slice of a replica's batch, forward and backward.
+
+    Args:
+      variables: the state, which has `values` before.
+      weights: each loss's over the global batch; None where the slice is all that the replica has, and so tells.
+    """
     objective = turn.objective
-    variables = [variable.value for variable in objective.variables]
+    trained = [variable.value for variable in objective.variables]
+    pairs = list(zip(tf.nest.flatten(variables), tf.nest.flatten(values), strict=True))
     with tf.GradientTape() as tape:
-        losses, metrics, scope = run_losses(objective, batch, seed, state)
-        value = reduce.replica_objective(losses, weights(losses))
-    gradients = tape.gradient(value, variables)
+        losses, metrics, scope = run_losses(objective, batch, seed, pairs)
+        if weights is None:
+            weights = reduce.global_weights(losses)
+        value = reduce.replica_objective(losses, weights)
+    gradients = tape.gradient(value, trained)
     missing = [v.path for v, g in zip(objective.variables, gradients, strict=True) if g is None]
     if missing:
         raise UserError(
             f'objective {objective.name}: its losses do not depend on {", ".join(missing)}. '
             'Leave these out of its variables, or out of the model.'
         )
-    watched = [tf.stack(metrics[name]) for name in objective.watched]
-    return _Sums(
-        value,
-        [reduce.dense(gradient) for gradient in gradients],
-        tf.stack(watched) if watched else tf.zeros([0, 2]),
-        [scope.get_current_value(variable) for variable, _ in state],
-    )
+    watched = {name: WeightedSum(*(tf.cast(part, tf.float32) for part in metrics[name])) for name in objective.watched}
+    sums = _Sums(value, [reduce.dense(gradient) for gradient in gradients], watched)
+    return _Part(sums, tf.nest.map_structure(scope.get_current_value, variables))
 
 
-def _run_replica(turn: Turn, state: Sequence[keras.Variable], microbatches: int) -> _Sums:
-    """This replica's batch, in `microbatches` slices one after the other."""
-    before = [variable.value for variable in state]
-    if microbatches == 1:
-        return _run_slice(
-            turn, turn.batch, seeds.fold(turn.seed, 0), reduce.global_weights, list(zip(state, before, strict=True))
-        )
+def _global_weights(turn: Turn) -> dict[str, tf.Tensor]:
+    """Each loss's weight over the global batch, before any slice of it has run.
 
-    # The gradient of a slice needs the global weights, which need every slice. A weight depends on the batch only, so
-    # of this first call TensorFlow keeps the masks' arithmetic and prunes the model.
+    A weight depends on the batch alone, so of this call of the losses TensorFlow keeps the masks' arithmetic and prunes
+    the model.
+    """
     losses, _, _ = run_losses(turn.objective, turn.batch, turn.seed)
-    weights = reduce.global_weights(losses)
+    return reduce.global_weights(losses)
+
+
+def _run_replica(turn: Turn, variables: _State, microbatches: int) -> _Part:
+    """This replica's batch, in `microbatches` slices one after the other, the state going from each to the next."""
+    before = tf.nest.map_structure(lambda variable: tf.convert_to_tensor(variable.value), variables)
+    if microbatches == 1:
+        return _run_slice(turn, turn.batch, seeds.fold(turn.seed, 0), variables, before)
+
+    weights = _global_weights(turn)
     slices = {name: tf.reshape(value, [microbatches, -1, *value.shape[1:]]) for name, value in turn.batch.items()}
 
-    def add_slice(i, value, gradients, watched, values):
+    def add_slice(i: tf.Tensor, done: _Part) -> tuple[tf.Tensor, _Part]:
         one = {name: part[i] for name, part in slices.items()}
-        more = _run_slice(
-            turn, one, seeds.fold(turn.seed, i), lambda losses: weights, list(zip(state, values, strict=True))
-        )
-        gradients = [a + b for a, b in zip(gradients, more.gradients, strict=True)]
-        return i + 1, value + more.value, gradients, watched + more.watched, more.state
+        more = _run_slice(turn, one, seeds.fold(turn.seed, i), variables, done.state, weights)
+        return i + 1, _Part(tf.nest.map_structure(tf.add, done.sums, more.sums), more.state)
 
-    zeros = [tf.zeros(variable.shape) for variable in turn.objective.variables]
+    nothing = _Sums(
+        value=tf.constant(0.0),
+        gradients=[tf.zeros(variable.shape, variable.dtype) for variable in turn.objective.variables],
+        watched={name: WeightedSum(tf.constant(0.0), tf.constant(0.0)) for name in turn.objective.watched},
+    )
     # One at a time: several in flight would need the memory that microbatches are there to save.
-    _, *sums = tf.while_loop(
-        lambda i, *_: i < microbatches,
+    _, whole = tf.while_loop(
+        lambda i, _: i < microbatches,
         add_slice,
-        (0, 0.0, zeros, tf.zeros([len(turn.objective.watched), 2]), [tf.convert_to_tensor(value) for value in before]),
+        (0, _Part(nothing, before)),
         parallel_iterations=1,
         maximum_iterations=microbatches,
     )
-    return _Sums(*sums)
+    return whole
 
 
 def make_round(
@@ -154,73 +220,55 @@ def make_round(
     """
     if tf.distribute.in_cross_replica_context():
         raise UserError('an update is made by each replica: call ctl.update.make_round inside strategy.run.')
-    states = [experiment.state(turn.objective) for turn in turns]
-    sums = [_run_replica(turn, state, microbatches) for turn, state in zip(turns, states, strict=True)]
-    replicas = tf.distribute.get_strategy().num_replicas_in_sync
-    reduced = reduce.sum_over_replicas([t for each in sums for t in _to_reduce(each)], communication)
+    states = [_state(experiment, turn.objective) for turn in turns]
+    parts = [_run_replica(turn, state, microbatches) for turn, state in zip(turns, states, strict=True)]
+    totals = reduce.sum_over_replicas([(part.sums, part.state.floats) for part in parts], communication)
     outcomes = []
-    for turn, state, mine in zip(turns, states, sums, strict=True):
-        count = len(_to_reduce(mine))
-        (value, *gradients), rest = reduced[: 1 + len(mine.gradients)], reduced[1 + len(mine.gradients) : count]
-        reduced = reduced[count:]
-        norm = tf.linalg.global_norm(gradients)
-        turn.optimizer.apply(reduce.clip(gradients, norm, turn.objective.optimizer.clip_norm), turn.objective.variables)
-        watched = {}
-        if turn.objective.watched:
-            pairs, *rest = rest
-            watched = dict(zip(turn.objective.watched, tf.unstack(_means(pairs)), strict=True))
-        # The state of floats is averaged; anything else is counted alike on every replica.
-        averages = iter(rest)
-        values = [next(averages) / replicas if _is_float(value) else value for value in mine.state]
-        reduce.assign_on_replicas(state, values)
-        outcomes.append(Outcome(value, norm, gradients, watched))
+    for turn, variables, part, (sums, floats) in zip(turns, states, parts, totals, strict=True):
+        norm = tf.linalg.global_norm(sums.gradients)
+        clipped = reduce.clip(sums.gradients, norm, turn.objective.optimizer.clip_norm)
+        turn.optimizer.apply(clipped, turn.objective.variables)
+        replicas = tf.distribute.get_strategy().num_replicas_in_sync
+        after = _State([total / replicas for total in floats], part.state.others)
+        reduce.assign_on_replicas(tf.nest.flatten(variables), tf.nest.flatten(after))
+        watched = {name: tf.math.divide_no_nan(*pair) for name, pair in sums.watched.items()}
+        outcomes.append(Outcome(sums.value, norm, sums.gradients, watched))
     return outcomes
 
 
-def make_updates(
-    experiment: Experiment,
-    optimizers: Mapping[str, keras.optimizers.Optimizer],
-    rounds: Sequence[Sequence[Objective]],
-    batches: Sequence[Batch],
-    step: tf.Tensor,
-    seed: int,
-    microbatches: int,
-    communication: Communication = None,
-) -> list[tuple[Objective, Outcome]]:
+def _state(experiment: Experiment, objective: Objective) -> _State:
+    """The variables that an objective's updates change, and no gradient."""
+    floats, others = [], []
+    for variable in experiment.state(objective):
+        (floats if tf.as_dtype(variable.dtype).is_floating else others).append(variable)
+    return _State(floats, others)
+
+
+def make_updates(training: Training, batches: Sequence[Batch], step: tf.Tensor) -> list[tuple[Objective, Outcome]]:
     """All updates of one step, round after round, in replica context.
 
     Args:
       batches: this replica's, one for each update, or one for all.
       step: int64 scalar, the number of the step.
-      seed: of the run; folded with objective, step, update and replica into the seed of an update.
 
     Returns:
       Each update's objective and what it came to, in order.
     """
-    replica = tf.distribute.get_replica_context().replica_id_in_sync_group
     done, next_batch, outcomes = collections.Counter(), itertools.cycle(batches), []
-    for objectives in rounds:
+    for objectives in training.rounds:
         turns = []
         for objective in objectives:
-            number = list(optimizers).index(objective.name)
-            shared = seeds.fold(tf.constant([seed, number]), step, done[objective.name])
+            turns.append(_turn(training, objective, next(next_batch), step, done[objective.name]))
             done[objective.name] += 1
-            batch = next(next_batch)
-            batch = {**batch, 'example_seed': seeds.of_records(shared, batch['record'])}
-            turns.append(Turn(objective, optimizers[objective.name], batch, seeds.fold(shared, replica)))
-        outcomes += zip(objectives, make_round(experiment, turns, microbatches, communication), strict=True)
+        made = make_round(training.experiment, turns, training.microbatches, training.communication)
+        outcomes += zip(objectives, made, strict=True)
     return outcomes
 
 
-def _to_reduce(sums: _Sums) -> list[tf.Tensor]:
-    watched = [sums.watched] if sums.watched.shape[0] else []
-    return [sums.value, *sums.gradients, *watched, *filter(_is_float, sums.state)]
-
-
-def _is_float(value: tf.Tensor) -> bool:
-    return value.dtype.is_floating
-
-
-def _means(pairs: tf.Tensor) -> tf.Tensor:
-    """[n, 2] of sums and weights -> [n]."""
-    return tf.math.divide_no_nan(pairs[:, 0], pairs[:, 1])
+def _turn(training: Training, objective: Objective, batch: Batch, step: tf.Tensor, update: int) -> Turn:
+    """The turn of an objective for its update number `update` of a step, and all that is random in it."""
+    number = list(training.optimizers).index(objective.name)
+    shared = seeds.fold(tf.constant([training.seed, number]), step, update)
+    replica = tf.distribute.get_replica_context().replica_id_in_sync_group
+    batch = {**batch, 'example_seed': seeds.of_records(shared, batch['record'])}
+    return Turn(objective, training.optimizers[objective.name], batch, seeds.fold(shared, replica))

@@ -79,6 +79,55 @@ def test_too_many_in_a_row_stop_the_run_with_exit_3_and_the_last_good_checkpoint
     assert not list((tmp_path / 'run').glob('checkpoints/*'))
 
 
+@pytest.fixture
+def skipping():
+    """What skips, and takes a step number and whether each of two objectives is finite; and what it said it skipped."""
+    import tensorflow as tf
+
+    from ctl.nonfinite import NonFinite
+
+    told = []
+    nonfinite = NonFinite(True, 1000, ['first', 'second'], told.append)
+    guard = tf.function(lambda each, step: nonfinite.guard(each, step, lambda: None))
+    return nonfinite, lambda step, *each: guard(tf.constant(each), tf.constant(step, tf.int64)), told
+
+
+def test_every_step_that_was_skipped_is_told_once_in_order(skipping):
+    nonfinite, step, told = skipping
+    for number in range(8):
+        step(number, number not in (2, 5), number != 6)
+        if number in (3, 4, 7):
+            nonfinite.look(0.0)
+    assert told == [[2], [5, 6]]
+    assert {name: int(count.numpy()) for name, count in nonfinite.counts.items()} == {
+        'nonfinite_steps': 3,
+        'nonfinite_in_a_row': 0,
+    }
+
+
+def test_of_more_steps_than_are_noted_the_first_and_the_latest_are_told(skipping):
+    nonfinite, step, told = skipping
+    for number in range(100):
+        step(number, False, True)
+    step(100, True, True)
+    nonfinite.look(0.0)
+    assert told == [[*range(63), 99]]
+
+
+def test_the_objective_that_was_not_finite_first_is_named():
+    import tensorflow as tf
+
+    from ctl.errors import GuardError
+    from ctl.nonfinite import NonFinite
+
+    nonfinite = NonFinite(False, 0, ['first', 'second'])
+    for number, each in enumerate([(True, True), (True, False), (False, False)]):
+        nonfinite.guard(tf.constant(each), tf.constant(number, tf.int64), lambda: None)
+    with pytest.raises(GuardError, match='the loss or gradient of second is not finite in step 1;') as raised:
+        nonfinite.look(0.0)
+    assert raised.value.step == 1
+
+
 def test_a_gradient_that_is_not_finite_stops_a_run_whose_loss_is(tmp_path, capsys):
     """sqrt has an infinite slope at 0. The weights would be gone, and the checkpoint of the last step with them."""
     code = '''

@@ -110,3 +110,27 @@ def test_every_all_reduce_that_runs_on_cpus_sums(kind):
     vector, scalar = tf.function(lambda: strategy.run(step))()
     for results, expected in ((vector, [3.0] * 3), (scalar, 4.0)):
         assert [x.numpy().tolist() for x in strategy.experimental_local_results(results)] == [expected] * 2
+
+
+def test_a_structure_of_several_dtypes_comes_back_in_its_form_each_tensor_summed(monkeypatch):
+    """Each pack of one dtype, as ring, NCCL and several workers need: float64 state beside float32 gradients."""
+    strategy = tf.distribute.MirroredStrategy(
+        ['/cpu:0', '/cpu:1'], cross_device_ops=tf.distribute.ReductionToOneDevice()
+    )
+    all_reduce, packs = tf.distribute.ReplicaContext.all_reduce, []
+
+    def spy(self, op, pack, options):
+        packs.append([tensor.dtype for tensor in pack])
+        return all_reduce(self, op, pack, options)
+
+    monkeypatch.setattr(tf.distribute.ReplicaContext, 'all_reduce', spy)
+
+    def step():
+        one = {'b': [tf.ones([2]), tf.ones([3], tf.float64)], 'a': (tf.constant(2**40, tf.int64), tf.ones([]))}
+        return reduce.sum_over_replicas(one)
+
+    results = tf.function(lambda: strategy.run(step))()
+    local = strategy.experimental_local_results
+    found = tf.nest.map_structure(lambda result: [x.numpy().tolist() for x in local(result)], results)
+    assert found == {'b': [[[2, 2]] * 2, [[2, 2, 2]] * 2], 'a': ([2**41] * 2, [2] * 2)}
+    assert packs and all(len(set(pack)) == 1 for pack in packs)

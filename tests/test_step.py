@@ -221,5 +221,6 @@ def test_microbatches_do_not_run_the_model_a_second_time_for_the_weights():
 
     objective = Objective('only', model.trainable_variables, losses_of, base_config().optimizer)
     batch = {'x': tf.ones([8, 4]), 'example_weight': tf.ones([8])}
-    tf.function(lambda: update._run_replica(update.Turn(objective, None, batch, tf.constant([0, 0])), [], 4))()
+    turn = update.Turn(objective, None, batch, tf.constant([0, 0]))
+    tf.function(lambda: update._run_replica(turn, update._State([], []), microbatches=4))()
     assert calls.numpy() == 4

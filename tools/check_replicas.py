@@ -156,14 +156,12 @@ def _make_step(config, strategy, experiment, optimizers, microbatches: int) -> C
     """`(global batches, step) -> (the sum of all updates' objectives, the last gradient of each variable by path)`."""
     import tensorflow as tf
 
-    from ctl.update import make_updates
+    from ctl.update import Training, make_updates
 
-    rounds = experiment.rounds(config.train.update_order)
+    training = Training(experiment, optimizers, config.train.seed, microbatches, config.train.update_order)
 
     def replica_step(batches, step):
-        outcomes = make_updates(
-            experiment, optimizers, rounds, batches, step, config.train.seed, microbatches=microbatches
-        )
+        outcomes = make_updates(training, batches, step)
         gradients = {
             variable.path: gradient
             for objective, outcome in outcomes

@@ -88,9 +88,9 @@ def choose_shards(
                 f'data.shard_by=file: {len(counts)} files cannot be shared over {_wish(replicas, logical_shards)} with '
                 f'a global batch of {global_batch_size}: take --config.data.shard_by=record, or write more files.'
             )
-        return _whole_files(counts, by_file, 'data.shard_by=file')
+        return _whole_files(counts, by_file, 'asked for, or kept since the first start')
     if shard_by == 'record':
-        return _runs_of_records(counts, numbers, 'data.shard_by=record', compressed)
+        return _runs_of_records(counts, numbers, 'asked for, or kept since the first start', compressed)
     if not by_file:
         reason = f'{len(counts)} files do not share over {_wish(replicas, logical_shards)}'
         return _runs_of_records(counts, numbers, reason, compressed)
