@@ -7,6 +7,8 @@ import numpy as np
 import orbit
 import tensorflow as tf
 
+from ctl.files import appears_whole
+
 KINDS = ('train', 'eval', 'pictures')
 _SPEED = ('examples', 'examples_per_second')
 _SKIPPED = ('skipped_examples', 'damaged_records', 'nonfinite_steps')
@@ -54,12 +56,10 @@ class TensorBoard(orbit.utils.SummaryManagerInterface):
                 records.append(record)
                 stay.append(tf.compat.v1.Event.FromString(record).step <= step)
             if not all(stay):
-                scratch = path.with_name(f'.{path.name}.new')
-                with tf.io.TFRecordWriter(str(scratch)) as writer:
+                with appears_whole(path) as scratch, tf.io.TFRecordWriter(str(scratch)) as writer:
                     for record, stays in zip(records, stay, strict=True):
                         if stays:
                             writer.write(record)
-                scratch.replace(path)
 
     def scalars(self, kind: str, step: int, values: Mapping[str, float]) -> None:
         """Writes numbers of one of KINDS by their names in metrics.jsonl."""
