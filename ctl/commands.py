@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+import re
 import shlex
 import shutil
 import sys
@@ -30,14 +31,32 @@ def _started_by_path() -> bool:
 
 def _python() -> list[str]:
     """`uv run python` under uv, with the project where it is another than that of this folder; else the interpreter."""
-    prefix = pathlib.Path(sys.prefix)
+    prefix = _environment()
     project = prefix.parent
     if 'UV' in os.environ and prefix.name == '.venv' and (project / 'pyproject.toml').is_file():
         here = _project_of(pathlib.Path.cwd())
         elsewhere = [] if here and here.samefile(project) else ['--project', str(project)]
         return ['uv' if shutil.which('uv') else os.environ['UV'], 'run', *elsewhere, 'python']
-    found = shutil.which('python')
-    return ['python' if found and pathlib.Path(found) == prefix / 'bin' / 'python' else sys.executable]
+    found, mine = shutil.which('python'), prefix / 'bin' / 'python'
+    if prefix == pathlib.Path(sys.prefix):
+        return ['python' if found and pathlib.Path(found) == mine else sys.executable]
+    return [str(mine)]
+
+
+def _environment() -> pathlib.Path:
+    """The environment of this Python: beneath the one that `uv run --with` makes, which is gone when this ends."""
+    prefix = pathlib.Path(sys.prefix)
+    about = prefix / 'pyvenv.cfg'
+    text = about.read_text(encoding='utf8') if about.exists() else ''
+    beneath = re.search(r'^extends-environment\s*=\s*(.+)$', text, re.MULTILINE)
+    return pathlib.Path(beneath[1].strip()) if beneath else prefix
+
+
+def install(package: str) -> str:
+    """A line for a shell that installs a package, without what it depends on, for this Python."""
+    if shutil.which('uv'):
+        return shlex.join(['uv', 'pip', 'install', '--python', sys.executable, '--no-deps', package])
+    return shlex.join([*_python(), '-m', 'pip', 'install', '--no-deps', package])
 
 
 def _project_of(folder: pathlib.Path) -> pathlib.Path | None:

@@ -1,5 +1,6 @@
 """The ways a program ends early, each with its exit code and a message that needs no traceback."""
 
+import os
 import sys
 from collections.abc import Callable
 
@@ -40,6 +41,9 @@ def exit_code_of(program: Callable[[], None]) -> int:
     except Interrupted as interruption:
         print(interruption, file=sys.stderr)
         return interruption.exit_code
+    except BrokenPipeError:  # whoever read what is printed has had enough: `| head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
     except KeyboardInterrupt:
         print('stopped by Ctrl-C; with the same command, a run goes on from its last checkpoint.', file=sys.stderr)
         return 130

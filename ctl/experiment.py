@@ -62,7 +62,7 @@ class Objective:
         `batch['example_seed']`, int32 [B, 2], is one of the run's seed, objective, step, update and record i alone, on
         any hardware; in evaluation of the record alone. Two records of one update never have the same one, nor do two
         microbatches the same `seed`; otherwise two are equal by accident, one pair in 2^32 (see `ctl.seeds`).
-      optimizer: the config section with the settings of `config.OPTIMIZER`.
+      optimizer: the config section with the settings of `settings.OPTIMIZER`.
       updates: weight updates in one step.
       watched: metrics that training measures and reports too -> what it means when one stays at 0, and at 1.
     """

@@ -1,5 +1,6 @@
 """The command line of a program that takes an experiment: from argv to the experiment, its config and a workdir."""
 
+import contextlib
 import dataclasses
 import gc
 import os
@@ -38,6 +39,7 @@ class Request:
       verbosity: absl's; -1 keeps TensorFlow and Orbit quiet.
       own: the values of the program's own flags, by name.
       command: how to start the same again.
+      stored: config.json of the run whose config was taken; None where none was.
     """
 
     name: str
@@ -48,6 +50,7 @@ class Request:
     verbosity: int
     own: dict[str, Any]
     command: str
+    stored: dict | None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,51 +87,53 @@ class ExperimentProgram(Program):
             return None
         values, _ = self.read_flags(known)
         quiet_tensorflow(values.verbosity)
-        experiment, stored = self._find_run(values)
+        run = _Run.in_workdir(values.workdir)
+        experiment = self._choose_experiment(values, run)
+        name = pathlib.Path(experiment).stem
+        workdir = pathlib.Path(values.workdir or pathlib.Path('runs') / name)
+        if not self.only_reads:
+            run = run or _Run.in_workdir(workdir)
+        _check_experiment(experiment, workdir, run)
         module = load_experiment(experiment)
         config = _make_config(module, experiment)
+        # A program that trains does what its flags say, unless the workdir alone was named.
+        stored = run.config if run and (self.only_reads or not values.experiment) else None
         if stored:
-            _take_over(config, stored)
+            _take_over(config, run)
+        if stored and self.only_reads:
+            config.devices.strategy = 'auto'  # whoever looks at a run of several workers is one process
         _apply(config, overrides)
         config_lib.validate(config)
-        if stored:
-            config_lib.resume(config, stored)
-        name = pathlib.Path(experiment).stem
         return Request(
             name=name,
             experiment=str(pathlib.Path(experiment).absolute()) if experiment.endswith('.py') else experiment,
             module=module,
             config=config,
-            workdir=pathlib.Path(values.workdir or pathlib.Path('runs') / name),
+            workdir=workdir,
             verbosity=values.verbosity,
             own={flag: values[flag].value for flag in values if flag not in COMMON},
             command=os.environ.get(COMMAND_VARIABLE) or command(self.name, *argv),
+            stored=stored,
         )
 
-    def _find_run(self, values: flags.FlagValues) -> tuple[str, dict | None]:
-        """The experiment, and the config of the run in the workdir where that is to be taken.
-
-        Raises:
-          UserError: when no experiment is named, or the workdir has a run of another.
-        """
-        noted, stored = None, None
-        if values.workdir:
-            workdir = pathlib.Path(values.workdir)
-            noted, stored = workdir_lib.read_experiment(workdir), workdir_lib.read_config(workdir)
-            if not values.experiment and not noted:
-                what = 'the run in it does not say of which experiment it is' if stored else 'no run is there'
-                raise UserError(f'--workdir={workdir}: {what}: {self._missing_experiment()}')
-            if values.experiment and noted and pathlib.Path(noted).stem != pathlib.Path(values.experiment).stem:
+    def _choose_experiment(self, values: flags.FlagValues, run: '_Run | None') -> str:
+        """--experiment, or that of the run in --workdir; raises UserError when neither says."""
+        if values.workdir and self.only_reads and not run:
+            say_aside(f'--workdir={values.workdir}: no run is there yet; what follows is by the flags alone.')
+        if values.experiment:
+            return values.experiment
+        if run and run.note:
+            path = pathlib.Path(run.note.experiment)
+            if path.is_absolute() and not path.is_file():
                 raise UserError(
-                    f'--experiment={values.experiment}: the run in --workdir={workdir} is of {noted}. Choose another '
-                    '--workdir.'
+                    f'--workdir={values.workdir}: the run in it is of {path}, which is not there any more. Say with '
+                    '--experiment where that file is.'
                 )
-            if self.only_reads and not stored:
-                say_aside(f'--workdir={workdir}: no run is there yet; what follows is by the flags alone.')
-        if not values.experiment and not noted:
-            raise UserError(self._missing_experiment())
-        takes_config = stored and (self.only_reads or not values.experiment)
-        return values.experiment or noted, stored if takes_config else None
+            return run.note.experiment
+        where = f'--workdir={values.workdir}: ' if values.workdir else ''
+        if where:
+            where += 'the run in it does not say of which experiment it is: ' if run else 'no run is there: '
+        raise UserError(where + self._missing_experiment())
 
     def _missing_experiment(self) -> str:
         return f'--experiment is missing; there are: {", ".join(list_experiments())}. Usage: {self.usage()}'
@@ -198,11 +203,38 @@ def _make_config(module: types.ModuleType, experiment: str) -> ml_collections.Co
     return config
 
 
-def _take_over(config: ml_collections.ConfigDict, stored: dict) -> None:
-    """Puts the values of a run's config.json into `config`; what only one of them has is left for `resume` to name."""
+@dataclasses.dataclass(frozen=True)
+class _Run:
+    """A run that a workdir holds: its config.json, and what it notes besides, None in workdirs of older versions."""
+
+    config: dict
+    note: workdir_lib.Note | None
+
+    @classmethod
+    def in_workdir(cls, workdir: str | pathlib.Path) -> '_Run | None':
+        """None where no workdir is named, or it has no run."""
+        config = workdir_lib.read_config(pathlib.Path(workdir)) if workdir else None
+        return config and cls(config, workdir_lib.read_note(pathlib.Path(workdir)))
+
+
+def _check_experiment(experiment: str, workdir: pathlib.Path, run: _Run | None) -> None:
+    """Raises UserError when a workdir has a run of another experiment; a file of the same name may have moved."""
+    if run and run.note:
+        asked, noted = (pathlib.PurePath(each) for each in (experiment, run.note.experiment))
+        if (asked.stem, asked.suffix) != (noted.stem, noted.suffix):
+            raise UserError(f'--experiment={experiment}: the run in {workdir} is of {noted}. Choose another --workdir.')
+
+
+def _take_over(config: ml_collections.ConfigDict, run: _Run) -> None:
+    """Puts the values of a run's config.json into `config`; what does not fit there is left for `resume` to name.
+
+    Data that the experiment made itself it finds again, or makes again.
+    """
     there = config_lib.flatten(config)
-    for key, value in config_lib.flatten(ml_collections.ConfigDict(stored)).items():
-        if key in there:
+    for key, value in config_lib.flatten(ml_collections.ConfigDict(run.config)).items():
+        if key not in there or (run.note and run.note.own_data and key in ('data.train', 'data.eval')):
+            continue
+        with contextlib.suppress(TypeError):  # of another type, since the experiment's file has changed
             config_lib.set_value(config, key, tuple(value) if isinstance(there[key], tuple) else value)
 
 

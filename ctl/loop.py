@@ -61,8 +61,8 @@ class _Parts:
 def _run(session: Session) -> None:
     """The story of a run: data, model, where it left off, the plan, training, the summary."""
     asked, config, say = session.asked, session.asked.config, session.say
-    default_data = choose_data(asked.name, asked.module, config, say)
-    _take_up(session)
+    default_data = choose_data(asked.name, asked.module, config, say, workdir_lib.read_config(asked.workdir))
+    _say_if_older(session)
     found = find_data(config, session.replicas, default_data, say, session.console, len(session.workers.addresses))
     _check_workers(session, found)
     parts = _make_parts(session, found)
@@ -95,19 +95,18 @@ def _run(session: Session) -> None:
     _print_summary(session, parts, metrics, newest)
 
 
-def _take_up(session: Session) -> None:
-    """Makes the config that of the run that the workdir holds; raises UserError where it is another."""
-    asked, config = session.asked, session.asked.config
-    stored = workdir_lib.read_config(asked.workdir)
-    config_lib.resume(config, stored)
-    if stored and workdir_lib.read_experiment(asked.workdir) is None:
-        # Workdirs note their experiment since `lamb` is the paper's.
-        for key, value in config_lib.flatten(config).items():
-            if key.endswith('.name') and value == 'lamb' and config[key.partition('.')[0]].weight_decay:
-                session.say(
-                    f'WARNING: {key}=lamb: this run began when its weight decay was outside of the trust ratio. From '
-                    'here on it is inside, as in the paper.'
-                )
+def _say_if_older(session: Session) -> None:
+    """Says what goes on otherwise than it began, in a run that began with an older version."""
+    workdir, config = session.asked.workdir, config_lib.flatten(session.asked.config)
+    if workdir_lib.read_config(workdir) is None or workdir_lib.read_note(workdir):
+        return
+    # Workdirs have a note since `lamb` is the paper's.
+    for section in [key.removesuffix('.weight_decay') for key in config if key.endswith('.weight_decay')]:
+        if config[f'{section}.name'] == 'lamb' and config[f'{section}.weight_decay']:
+            session.announce(
+                f'WARNING: {section}.name=lamb: this run began when its weight decay was outside of the trust ratio. '
+                'From here on it is inside, as in the paper.'
+            )
 
 
 def _check_workers(session: Session, found: Data) -> None:
@@ -187,9 +186,10 @@ def _open_workdir(session: Session, parts: _Parts, numbers: Numbers, step: int) 
     asked, workers = session.asked, session.workers
     if workers.chief:
         workdir_lib.write_config(asked.workdir, config_lib.to_json(asked.config))
-        workdir_lib.write_experiment(asked.workdir, asked.experiment or asked.name)
+        own_data = parts.data.default is not None
+        workdir_lib.write_note(asked.workdir, workdir_lib.Note(asked.experiment or asked.name, own_data))
         parts.checkpoints.clean()
-        numbers.drop_after(step)
+        numbers.drop_after(step, parts.checkpoints.written(step))
         session.clock.go_on(asked.workdir / 'time.json')
     name = 'bad_records.jsonl' if workers.chief else f'bad_records-{workers.index}.jsonl'
     parts.data.bad.list_in(asked.workdir / name)
@@ -268,6 +268,8 @@ def _train(session: Session, parts: _Parts, evaluator: Evaluator, numbers: Numbe
         due = calendar.due(calendar.evaluate, first) if first else config.eval.at_start
         if due and not numbers.metrics.has(first, 'eval'):  # otherwise the run was interrupted in it
             evaluation.now()
+            if session.alone:
+                session.stop.check()  # it may have been interrupted again
         controller.train(config.train.steps)
         with clock.during('save'):
             checkpoints.finish()

@@ -113,7 +113,7 @@ def make_optimizer(
     is AdamW. In lamb weight_decay x weight is part of the update, and the trust ratio scales both.
 
     Args:
-      section: the settings of config.OPTIMIZER.
+      section: the settings of settings.OPTIMIZER.
       steps: in the whole run, for the schedule.
       variables: what it will update.
       updates: its calls in one step.

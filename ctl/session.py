@@ -99,7 +99,7 @@ def started(asked: Run) -> Iterator[Session]:
     owned = lock.owned(asked.workdir, say, asked.break_lock)
     if asked.dry_run or not workers.chief:
         owned = contextlib.nullcontext()
-    with signals.Stop().watching() as stop, owned, _ends_explained(asked, workers):
+    with _ends_explained(asked, workers), signals.Stop().watching() as stop, owned:
         yield Session(asked, workers, strategy, console, say, stop, clock)
 
 

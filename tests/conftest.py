@@ -76,16 +76,17 @@ def cache_of_its_own(tmp_path_factory):
 def folder_of_its_own(cache_of_its_own, tmp_path_factory, monkeypatch):
     """Every test begins in an empty folder, and fails when it has written to another's."""
     monkeypatch.chdir(tmp_path_factory.mktemp('cwd'))
-    touched_outside.clear()
     yield
-    assert not touched_outside, f'written outside of the folders of the tests: {touched_outside}'
+    touched = touched_outside[:]  # by the fixtures that several tests share, too
+    touched_outside.clear()
+    assert not touched, f'written outside of the folders of the tests: {touched}'
 
 
 # What this process has written to, made, renamed or removed outside of the folders of the tests.
 touched_outside: list[str] = []
 _watched: list[pathlib.Path] = []  # the folder of the tests, while they run
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT
-# Python's compiled files are no test's doing; devices and /proc are no files.
+# Devices and /proc are no files; what Python compiles, in __pycache__, is no test's doing.
 _HARMLESS = ('/dev/', '/proc/')
 
 

@@ -10,6 +10,7 @@ import pytest
 import tools.__main__ as tools_main
 from ctl import flags
 from ctl.command_line import Program, Request
+from ctl.data.inputs import choose_data
 from ctl.errors import UserError
 from tests.runs import ROOT, Workdir, door, overrides, write_data
 
@@ -131,7 +132,66 @@ def test_more_settings_for_a_workdir_are_as_for_a_later_start(run):
     request = READER.parse([f'--workdir={workdir.path}', '--config.train.steps=9', '--config.devices.replicas=2'])
     assert (request.config.train.steps, request.config.devices.replicas) == (9, 2)
     with pytest.raises(UserError, match='this workdir holds a run with other settings: train.seed was 0 and is 5'):
-        READER.parse([f'--workdir={workdir.path}', '--config.train.seed=5'])
+        choose([f'--workdir={workdir.path}', '--config.train.seed=5'])
+
+
+def choose(words):
+    """What a reading program does with its command line first; the request."""
+    request = READER.parse(words)
+    choose_data(request.name, request.module, request.config, print, request.stored)
+    return request
+
+
+def test_data_that_an_experiment_made_itself_is_found_or_made_again_with_the_workdir_alone(run, tmp_path, capsys):
+    workdir, words = run
+    folder = tmp_path / 'made'
+    folder.mkdir()
+    (tmp_path / 'own.py').write_text(
+        'from experiments import bert_mlm\nfrom ctl.experiment import DefaultData\nfrom tests import runs\n'
+        'from experiments.bert_mlm import get_config, make_experiment\nimport pathlib\n\n\n'
+        f'def make_default_data(config, say):\n    say("making")\n    runs.write_data(pathlib.Path({str(folder)!r}))\n'
+        f'    return DefaultData("{folder}/train*", "{folder}/eval*", "its own")\n'
+    )
+    others = ('--experiment', '--config.data.train', '--config.data.eval')
+    words = [word for word in words if not word.startswith(others)]
+    words += [f'--experiment={tmp_path / "own.py"}', f'--workdir={tmp_path / "run"}']
+    assert door(*words) == 0
+    for path in folder.iterdir():
+        path.unlink()
+    capsys.readouterr()
+    assert choose([f'--workdir={tmp_path / "run"}']).config.to_dict() == Workdir(tmp_path / 'run').config
+    assert 'making' in capsys.readouterr().out and len(list(folder.iterdir())) == 6
+
+
+def test_the_run_of_several_workers_is_looked_at_by_one(run, tmp_path):
+    workdir, _ = run
+    for name in ('config.json', 'run.json'):
+        text = (workdir.path / name).read_text()
+        (tmp_path / name).write_text(text.replace('"strategy": "auto"', '"strategy": "multi_worker"'))
+    assert choose([f'--workdir={tmp_path}']).config.devices.strategy == 'auto'
+
+
+def test_a_setting_that_has_another_type_now_is_named_with_both_values(run, tmp_path):
+    workdir, _ = run
+    for name in ('config.json', 'run.json'):
+        (tmp_path / name).write_text((workdir.path / name).read_text().replace('"seed": 0', '"seed": "zero"'))
+    with pytest.raises(UserError, match="train.seed was 'zero' and is 0"):
+        choose([f'--workdir={tmp_path}'])
+
+
+def test_a_file_of_ones_own_that_is_gone_is_asked_for(run, tmp_path):
+    workdir, _ = run
+    (tmp_path / 'config.json').write_text((workdir.path / 'config.json').read_text())
+    (tmp_path / 'run.json').write_text('{"experiment": "/nowhere/mine.py"}')
+    with pytest.raises(UserError, match='the run in it is of /nowhere/mine.py, which is not there any more. Say with'):
+        READER.parse([f'--workdir={tmp_path}'])
+
+
+def test_who_has_read_enough_of_what_is_printed_ends_the_program_quietly():
+    done = subprocess.run(
+        ['bash', '-c', f'set -o pipefail; {sys.executable} -m tools | true'], capture_output=True, text=True
+    )
+    assert done.stderr == ''
 
 
 def test_a_workdir_where_no_run_is_yet_is_said(tmp_path, capsys):
@@ -153,7 +213,7 @@ def test_a_workdir_from_before_experiments_were_noted_asks_for_the_experiment(ru
 @pytest.mark.parametrize('program', [READER, TRAINER])
 def test_a_workdir_of_another_experiment_is_refused_by_name(run, program):
     workdir, _ = run
-    with pytest.raises(UserError, match='--experiment=gan_digits: the run in --workdir=.* is of bert_mlm'):
+    with pytest.raises(UserError, match='--experiment=gan_digits: the run in .* is of bert_mlm.'):
         program.parse([f'--workdir={workdir.path}', '--experiment=gan_digits'])
 
 

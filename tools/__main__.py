@@ -20,7 +20,7 @@ def list_programs(request: Request) -> None:
     there = find_programs()
     width = max(map(len, there))
     print('\n'.join(f'{name:<{width}}  {about}' for name, about in there.items()))
-    print(f'\n{command("tools.<name>", "--help")} says more of each.'.replace("'", ''))
+    print(f'\n{command("tools.NAME", "--help")} says more of each.')
 
 
 def find_programs() -> dict[str, str]:

@@ -9,7 +9,6 @@ peak of the process's memory over 10 epochs. Quote ratios.
 """
 
 import json
-import resource
 import statistics
 import sys
 import time
@@ -44,7 +43,7 @@ def bench(request: flags.Request) -> None:
 
     config = request.config
     devices.make_strategy(config.devices)
-    default_data = choose_data(request.name, request.module, config, say_aside)
+    default_data = choose_data(request.name, request.module, config, say_aside, request.stored)
     experiment = request.module.make_experiment(config)
     data = find_data(config.copy_and_resolve_references(), 1, default_data, say_aside)
     source = records.make_source(data.train, experiment, data.bad)
@@ -172,6 +171,8 @@ def _indexing(source, rounds: int) -> dict[str, float]:
 
 def _memory(source, config) -> dict[str, float]:
     """The peak memory of the process in MiB, after 1 and after 10 more epochs of ours at batch 256."""
+    import resource  # which Windows does not have
+
     batches = iter(_ours(source, config, 256))
     peaks = {}
     for epoch in range(1, 11):

@@ -101,7 +101,7 @@ def _read_data(request: flags.Request, most: int):
     unit = int(np.lcm.reduce(_numbers(request, 'replicas')))
     for microbatches in _numbers(request, 'microbatches'):
         choices.check_batch(config.train.global_batch_size, unit, microbatches)
-    default_data = choose_data(request.name, request.module, config, say_aside)
+    default_data = choose_data(request.name, request.module, config, say_aside, request.stored)
     data = find_data(config, unit, default_data, say_aside)
     experiment = request.module.make_experiment(config)
     return records.make_source(data.train, experiment, data.bad), data.layout

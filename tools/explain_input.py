@@ -50,7 +50,7 @@ def explain(request: flags.Request) -> None:
     config = request.config
     strategy = devices.make_strategy(config.devices)
     replicas = workers * strategy.num_replicas_in_sync
-    default_data = choose_data(request.name, request.module, config, say_aside)
+    default_data = choose_data(request.name, request.module, config, say_aside, request.stored)
     data = find_data(config, replicas, default_data, say_aside, workers=workers)
     with strategy.scope():
         experiment = request.module.make_experiment(config)

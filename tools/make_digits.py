@@ -19,6 +19,7 @@ from collections.abc import Callable
 import numpy as np
 
 from ctl.command_line import Program, Request
+from ctl.commands import ROOT, install
 from ctl.errors import UserError
 from ctl.experiment import DefaultData
 from ctl.files import appears_whole, cache_folder
@@ -31,8 +32,6 @@ EPOCHS, BATCH = 80, 64
 # "Heavy" noise: digits that a person still reads, with effort. Of pixels from 0 to 1.
 NOISE = 0.35
 MAKER = 2  # raise it when the code below makes other files
-
-ROOT = pathlib.Path(__file__).resolve().parent.parent
 
 
 def folder(say: Callable[[str], None]) -> pathlib.Path:
@@ -64,7 +63,7 @@ def _version() -> str:
         return importlib.metadata.version('scikit-learn')
     except importlib.metadata.PackageNotFoundError:
         raise UserError(
-            'gan_digits takes the digits of scikit-learn, which is not installed: pip install --no-deps scikit-learn.'
+            'gan_digits takes the digits of scikit-learn, which is not installed: ' + install('scikit-learn')
         ) from None
 
 

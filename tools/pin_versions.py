@@ -30,8 +30,10 @@ def main(argv: list[str]) -> int:
 
 
 def pin(request: Request) -> None:
-    """Finds the newest versions and writes both files; raises UserError when uv finds none."""
+    """Finds the newest versions and writes both files; raises UserError when uv does not."""
     pyproject = ROOT / 'pyproject.toml'
+    if not pyproject.is_file():
+        raise UserError(f'{pyproject} is not there: versions are renewed in a clone of the repository.')
     text = pyproject.read_text(encoding='utf8')
     with tempfile.TemporaryDirectory() as folder:
         unpinned = BLOCK.sub('constraint-dependencies = [\n]\n', text)
@@ -53,7 +55,7 @@ def _uv(folder: str, *words: str) -> str:
         raise UserError('uv is not there: pip install uv.')
     done = subprocess.run([uv, *words], cwd=folder, capture_output=True, text=True)
     if done.returncode:
-        raise UserError(f'uv {words[0]} found no versions that go together: {" ".join(done.stderr.split())}')
+        raise UserError(f'uv {words[0]} failed: {" ".join(done.stderr.split())}')
     return done.stdout
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import ml_collections
 import rich.console
 
+from ctl import config as config_lib
 from ctl.data import choices, shards
 from ctl.data.bad_records import BadRecords
 from ctl.data.index import Index, find_files, load_index
@@ -48,19 +49,26 @@ class Data:
 
 
 def choose_data(
-    name: str, module: types.ModuleType, config: ml_collections.ConfigDict, say: Callable[[str], None]
+    name: str,
+    module: types.ModuleType,
+    config: ml_collections.ConfigDict,
+    say: Callable[[str], None],
+    stored: dict | None = None,
 ) -> DefaultData | None:
     """Where no data is configured, has the experiment make its own, and puts the globs into `config`.
 
+    With that the config is complete, and made that of the run that was started with `stored`, its config.json.
+
     Raises:
-      UserError: when the experiment has none.
+      UserError: when the experiment has none; for settings of another run than `stored`.
     """
-    if config.data.train:
-        return None
-    if not hasattr(module, 'make_default_data'):
-        raise UserError(f'data.train is not set, and {name} has no data of its own: set data.train and data.eval.')
-    data = module.make_default_data(config, say)
-    config.data.train, config.data.eval = data.train, data.eval
+    data = None
+    if not config.data.train:
+        if not hasattr(module, 'make_default_data'):
+            raise UserError(f'data.train is not set, and {name} has no data of its own: set data.train and data.eval.')
+        data = module.make_default_data(config, say)
+        config.data.train, config.data.eval = data.train, data.eval
+    config_lib.resume(config, stored)
     return data
 
 

@@ -83,10 +83,10 @@ class Numbers:
         self.metrics.append(step=step, kind=kind, **values)
         self.tensorboard.scalars(kind, step, values)
 
-    def drop_after(self, step: int) -> None:
-        """Drops what a killed run wrote after `step`, its last checkpoint: those steps come again."""
+    def drop_after(self, step: int, written: float) -> None:
+        """Drops what a killed run wrote after `step`, its last checkpoint, `written` when: those steps come again."""
         self.metrics.drop_after(step)
-        self.tensorboard.drop_after(step)
+        self.tensorboard.drop_after(step, written)
 
 
 class Reporter:
@@ -239,7 +239,8 @@ class Evaluation:
         """Evaluates at the step that training has come to."""
         step = int(self._step.numpy())
         try:
-            with self._clock.during('eval'):
+            # As Orbit would, for what an experiment writes by tf.summary in an evaluation.
+            with self._clock.during('eval'), self._numbers.tensorboard.writer('eval').as_default(step=step):
                 values = self._evaluator.evaluate(tf.constant(self._batches))
                 self._pictures.draw(step)
         except Interrupted:

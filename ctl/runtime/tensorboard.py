@@ -1,7 +1,7 @@
 """What TensorBoard shows of a run: the numbers of metrics.jsonl, in a few groups, and the experiment's pictures."""
 
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 import orbit
@@ -9,7 +9,6 @@ import tensorflow as tf
 
 from ctl.files import appears_whole
 
-KINDS = ('train', 'eval', 'pictures')
 _SPEED = ('examples', 'examples_per_second')
 _SKIPPED = ('skipped_examples', 'damaged_records', 'nonfinite_steps')
 _OPTIMIZER = ('gradient_norm', 'learning_rate')
@@ -48,34 +47,35 @@ class TensorBoard(orbit.utils.SummaryManagerInterface):
         self._folder, self._objectives, self._writes = workdir / 'tensorboard', tuple(objectives), writes
         self._writers: dict[str, tf.summary.SummaryWriter] = {}
 
-    def drop_after(self, step: int) -> None:
-        """Drops what a killed run wrote after `step`, its last checkpoint: those steps come again."""
+    def drop_after(self, step: int, written: float = 0.0) -> None:
+        """Drops what a killed run wrote after `step`, its last checkpoint: those steps come again.
+
+        Only in files that have changed since that checkpoint was `written`, in seconds since the epoch.
+        """
         for path in sorted(self._folder.glob('*/events.out.tfevents.*')) if self._writes else ():
-            records, stay = [], []
-            for record in tf.data.TFRecordDataset(str(path)).ignore_errors().as_numpy_iterator():
-                records.append(record)
-                stay.append(tf.compat.v1.Event.FromString(record).step <= step)
-            if not all(stay):
-                with appears_whole(path) as scratch, tf.io.TFRecordWriter(str(scratch)) as writer:
-                    for record, stays in zip(records, stay, strict=True):
-                        if stays:
-                            writer.write(record)
+            if path.stat().st_mtime < written or all(stays for _, stays in _read(path, step)):
+                continue
+            with appears_whole(path) as scratch, tf.io.TFRecordWriter(str(scratch)) as writer:
+                for record, stays in _read(path, step):
+                    if stays:
+                        writer.write(record)
 
     def scalars(self, kind: str, step: int, values: Mapping[str, float]) -> None:
-        """Writes numbers of one of KINDS by their names in metrics.jsonl."""
-        with self._writer(kind).as_default(step=step):
+        """Writes numbers of kind 'train' or 'eval' by their names in metrics.jsonl."""
+        with self.writer(kind).as_default(step=step):
             for name, value in values.items():
                 tf.summary.scalar(tag_of(name, self._objectives), value)
-        self._writer(kind).flush()
+        self.writer(kind).flush()
 
     def pictures(self, step: int, pictures: Mapping[str, np.ndarray]) -> None:
         """Writes pictures, uint8 [height, width, 1 or 3] each, by name."""
-        with self._writer('pictures').as_default(step=step):
+        with self.writer('pictures').as_default(step=step):
             for name, picture in pictures.items():
                 tf.summary.image(name, picture[None])
-        self._writer('pictures').flush()
+        self.writer('pictures').flush()
 
-    def _writer(self, kind: str) -> tf.summary.SummaryWriter:
+    def writer(self, kind: str) -> tf.summary.SummaryWriter:
+        """Of 'train', 'eval' or 'pictures'."""
         if kind not in self._writers:
             make = tf.summary.create_file_writer if self._writes else lambda folder: tf.summary.create_noop_writer()
             self._writers[kind] = make(str(self._folder / kind))
@@ -83,11 +83,17 @@ class TensorBoard(orbit.utils.SummaryManagerInterface):
 
     def summary_writer(self, relative_path: str = '') -> tf.summary.SummaryWriter:
         """Orbit asks for it around an inner loop."""
-        return self._writer('train')
+        return self.writer('train')
 
     def write_summaries(self, summary_dict: Mapping) -> None:
         """Orbit calls it after an inner loop: the report has been written by then."""
 
     def flush(self) -> None:
         """Orbit calls it after an inner loop."""
-        self._writer('train').flush()
+        self.writer('train').flush()
+
+
+def _read(path: pathlib.Path, step: int) -> Iterator[tuple[bytes, bool]]:
+    """Every event of a file, up to where a kill cut it off, and whether it is of `step` or before."""
+    for record in tf.data.TFRecordDataset(str(path)).ignore_errors().as_numpy_iterator():
+        yield record, tf.compat.v1.Event.FromString(record).step <= step

@@ -1,5 +1,6 @@
 """The files a run leaves that other programs read: run.json, config.json and metrics.jsonl."""
 
+import dataclasses
 import json
 import math
 import pathlib
@@ -17,9 +18,23 @@ def read_config(workdir: pathlib.Path) -> dict | None:
     return _read_json(workdir / 'config.json')
 
 
-def read_experiment(workdir: pathlib.Path) -> str | None:
-    """The experiment that `run.json` notes: a name, or the absolute path of a file; None where nothing is noted."""
-    return (_read_json(workdir / 'run.json') or {}).get('experiment')
+@dataclasses.dataclass(frozen=True)
+class Note:
+    """What `run.json` notes of a run, besides its config.
+
+    Attributes:
+      experiment: a name, or the absolute path of a file.
+      own_data: whether the experiment made its data itself.
+    """
+
+    experiment: str
+    own_data: bool = False
+
+
+def read_note(workdir: pathlib.Path) -> Note | None:
+    """`run.json`; None where there is none, as in workdirs of older versions."""
+    note = _read_json(workdir / 'run.json')
+    return note and Note(note['experiment'], note.get('own_data', False))
 
 
 def _read_json(path: pathlib.Path) -> dict | None:
@@ -40,9 +55,9 @@ def write_config(workdir: pathlib.Path, text: str) -> None:
         raise UserError(f'--workdir={workdir}: cannot be written: {error.strerror}.') from None
 
 
-def write_experiment(workdir: pathlib.Path, experiment: str) -> None:
-    """Notes in `run.json` of which experiment the run in `workdir` is."""
-    replace_text(workdir / 'run.json', json.dumps({'experiment': experiment}) + '\n')
+def write_note(workdir: pathlib.Path, note: Note) -> None:
+    """Writes `run.json`, whole or not at all."""
+    replace_text(workdir / 'run.json', json.dumps(dataclasses.asdict(note)) + '\n')
 
 
 class MetricsFile:
