@@ -142,6 +142,7 @@ def test_a_skipped_record_is_said_planned_counted_and_listed(tmp_path, capsys):
     assert counts == sorted(counts) and counts[-1] in (2, 3)
 
 
+@pytest.mark.slow
 def test_a_bad_record_trains_nothing_and_moves_no_other(tmp_path):
     """Weights after an epoch with a wrong record are those after one with that record's weights at 0."""
     flags = [*write_data(tmp_path, train_counts=(40, 40)), *SKIP, '--config.model.next_sentence=false']
@@ -159,6 +160,11 @@ def test_a_bad_record_trains_nothing_and_moves_no_other(tmp_path):
 
 
 def test_more_bad_records_than_allowed_stop_the_run_with_exit_3(tmp_path, capsys):
+    stop_at_too_many(tmp_path, capsys)
+
+
+def stop_at_too_many(tmp_path, capsys):
+    """A run with 5 bad records where 3 are allowed; its flags."""
     flags = [*write_data(tmp_path, train_counts=(40, 40)), f'--workdir={tmp_path / "run"}', *SKIP]
     rng = np.random.default_rng(0)
     wrong = [make_record(rng, input_ids=np.full(LENGTH, VOCAB)) if i >= 35 else make_record(rng) for i in range(40)]
@@ -167,7 +173,13 @@ def test_more_bad_records_than_allowed_stop_the_run_with_exit_3(tmp_path, capsys
     error = capsys.readouterr().err.strip()
     assert 'bad records are more than data.max_bad_records=3' in error and '\n' not in error
     assert 'train-1.tfrecord: record 3' in error and 'bad_records.jsonl' in error
-    # Counted once each, also over restarts: with room for all five it goes on, and no step is missing.
+    return flags
+
+
+@pytest.mark.slow
+def test_bad_records_are_counted_once_each_also_over_restarts(tmp_path, capsys):
+    """With room for all five the run goes on, and no step is missing."""
+    flags = stop_at_too_many(tmp_path, capsys)
     assert door(*flags, *overrides(train__steps=30, data__max_bad_records=5)) == 0
     assert [line['step'] for line in Workdir(tmp_path / 'run').lines('train')] == list(range(1, 31))
     assert len((tmp_path / 'run' / 'bad_records.jsonl').read_text().splitlines()) == 5

@@ -189,7 +189,7 @@ def test_the_checkpoint_of_the_best_evaluation_is_kept_besides(flags, tmp_path, 
 
 
 def test_a_best_metric_that_is_none_is_refused_with_the_nearest(flags, tmp_path, capsys):
-    words = overrides(train__steps=1, checkpoint__best_metric='masked_lm_los')
+    words = overrides(train__steps=1, eval__at_start='true', checkpoint__best_metric='masked_lm_los')
     assert door(*flags, *words, f'--workdir={tmp_path}') == 2
     assert 'checkpoint.best_metric=masked_lm_los: did you mean masked_lm_loss' in capsys.readouterr().err
 

@@ -156,6 +156,7 @@ sys.exit(flags.ExperimentProgram('reader', '').run(sys.argv[1:], body))
 """
 
 
+@pytest.mark.slow  # tests/test_workers.py has what they make of them
 def test_two_real_workers_read_disjoint_halves_of_the_batches_of_one(flags, tmp_path, capsys):  # C10
     """Two processes with TF_CONFIG, each with its own input pipeline."""
     workers = start_workers(2, '-c', READER, *flags, f'--workdir={tmp_path}')

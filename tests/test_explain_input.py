@@ -56,6 +56,7 @@ def test_json_has_a_line_for_each_step_and_replica_and_disjoint_records(flags, c
         assert all(file.startswith('train-') and isinstance(number, int) for file, number in records)
 
 
+@pytest.mark.slow  # tests/test_elastic.py has two kinds of hardware
 def test_hardware_changes_who_reads_a_record_but_not_which_are_in_a_step(flags, capsys):
     read = []
     for words in (['--config.devices.replicas=1'], ['--config.devices.replicas=4'], ['--workers=2']):

@@ -59,6 +59,33 @@ def copied(short, tmp_path):
 
 
 @pytest.fixture(scope='module')
+def continued(flags, short, tmp_path_factory):
+    """A copy of it that went on to step 5 on a terminal; and what was to be seen there."""
+    workdir = shutil.copytree(short.path, tmp_path_factory.mktemp('continued') / 'run')
+    ours, theirs = pty.openpty()
+    shown = []
+
+    def read():
+        with contextlib.suppress(OSError):  # the other end is closed
+            while text := os.read(ours, 1 << 16):
+                shown.append(text)
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        open(theirs, 'w') as terminal,
+        contextlib.redirect_stdout(terminal),
+    ):
+        for name, value in {'TERM': 'xterm', 'COLUMNS': '120', 'LINES': '40'}.items():
+            patch.setenv(name, value)
+        assert door(*flags, *SHORT, '--config.train.steps=5', f'--workdir={workdir}') == 0
+    reader.join()
+    os.close(ours)
+    return Workdir(workdir), re.sub(r'\x1b\[[0-9;?]*[a-zA-Z]', '', b''.join(shown).decode())
+
+
+@pytest.fixture(scope='module')
 def fresh(flags, tmp_path_factory):
     """2 steps on 2 replicas without next-sentence prediction, in a process of its own; and the process."""
     workdir = tmp_path_factory.mktemp('fresh')
@@ -86,15 +113,18 @@ def test_a_run_stopped_and_continued_is_the_run_never_stopped(flags, unbroken, t
             assert np.array_equal(resumed.tensors()[name], value), name
 
 
-def test_the_same_command_at_its_last_step_says_so_and_goes_on_with_more_steps(flags, copied, capsys):
+def test_the_same_command_at_its_last_step_says_so(flags, copied, capsys):
     words = [*flags, *SHORT, f'--workdir={copied}']
     before = (copied / 'metrics.jsonl').read_text()
     assert door(*words) == 0
     assert 'Already at step 3 of 3' in capsys.readouterr().out
     assert (copied / 'metrics.jsonl').read_text() == before
-    assert door(*words, '--config.train.steps=5') == 0
-    assert [line['step'] for line in Workdir(copied).lines('train')] == [1, 2, 3, 4, 5]
-    assert 'from checkpoints/ckpt-3, at step 3 of 5' in capsys.readouterr().out
+
+
+def test_the_same_command_with_more_steps_goes_on(continued):
+    run, text = continued
+    assert 'from checkpoints/ckpt-3, at step 3 of 5' in text
+    assert [line['step'] for line in run.lines('train')] == [1, 2, 3, 4, 5]
 
 
 def test_fewer_steps_than_are_done_say_so_and_change_nothing(flags, copied, capsys):
@@ -319,24 +349,8 @@ def test_verbosity_brings_the_chatter_of_a_fresh_process_back(flags, tmp_path):
     assert 'training until step 2' in loud.stderr
 
 
-def test_on_a_terminal_there_is_a_progress_bar_with_step_loss_rate_and_time_left(flags, copied, monkeypatch):
-    for name, value in {'TERM': 'xterm', 'COLUMNS': '120', 'LINES': '40'}.items():
-        monkeypatch.setenv(name, value)
-    ours, theirs = pty.openpty()
-    shown = []
-
-    def read():
-        with contextlib.suppress(OSError):  # the other end is closed
-            while text := os.read(ours, 1 << 16):
-                shown.append(text)
-
-    reader = threading.Thread(target=read)
-    reader.start()
-    with open(theirs, 'w') as terminal, contextlib.redirect_stdout(terminal):
-        assert door(*flags, *SHORT, '--config.train.steps=5', f'--workdir={copied}') == 0
-    reader.join()
-    os.close(ours)
-    text = re.sub(r'\x1b\[[0-9;?]*[a-zA-Z]', '', b''.join(shown).decode())
+def test_on_a_terminal_there_is_a_progress_bar_with_step_loss_rate_and_time_left(continued):
+    _, text = continued
     assert re.search(r'step 5/5 .*loss \d+\.\d+  \d+\.\d examples/s ETA 0:00:00', text)
     assert not re.search(r'^step 4/5  loss', text, re.MULTILINE)
 

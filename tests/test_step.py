@@ -98,6 +98,7 @@ def test_the_step_is_traced_once_in_50_steps(tmp_path, modules, replicas, microb
     assert len(modules[0].traces) - len(training) == replicas  # the evaluation, once
 
 
+@pytest.mark.slow  # tests/test_three_objectives.py has three
 def test_objectives_are_trained_in_order_each_on_its_own_variables(tmp_path):
     flags = line_flags(tmp_path, objectives=2) + overrides(train__steps=5)
     assert door(*flags, f'--workdir={tmp_path / "both"}') == 0

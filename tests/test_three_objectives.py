@@ -96,6 +96,7 @@ def test_three_objectives_train_the_same_on_any_replicas_and_each_moves_its_own_
     assert moved == {'discriminator', 'generator'}
 
 
+@pytest.mark.slow
 def test_the_tool_that_compares_replicas_takes_several_objectives(flags, capsys):
     assert check_replicas.main([*flags, '--replicas=1,2', '--microbatches=1', '--steps=2']) == 0
     assert 'The update is the same on all' in capsys.readouterr().out
