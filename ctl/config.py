@@ -21,6 +21,9 @@ CHANGEABLE = (
     *('train.on_nonfinite', 'train.max_nonfinite', 'train.watch_steps'),
 )
 
+# Changed settings that are named; of more, only the number.
+MOST_CHANGED = 6
+
 # Values that ask the program to choose; a later start keeps what was chosen.
 AUTOMATIC = {'data.digest': '', 'data.logical_shards': 0, 'data.shard_by': 'auto'}
 
@@ -79,7 +82,7 @@ def nearest(name: str, names) -> str:
     """'did you mean ...?' with the names closest to `name`, or a list of all where none is close."""
     names = sorted(names)
     close = difflib.get_close_matches(name, names, n=3, cutoff=0.6)
-    return f'did you mean {" or ".join(close)}?' if close else f'there are: {", ".join(names)}'
+    return f'did you mean {" or ".join(close)}?' if close else f'there are: {", ".join(names)}.'
 
 
 def find(config: ml_collections.ConfigDict, key: str) -> Value:
@@ -209,8 +212,10 @@ def resume(config: ml_collections.ConfigDict, stored: dict | None) -> None:
         if before.get(key) != now.get(key) and not key.startswith(CHANGEABLE)
     ]
     if changed:
+        more = f'; and {len(changed) - MOST_CHANGED} more' if len(changed) > MOST_CHANGED else ''
         raise UserError(
-            f'this workdir holds a run with other settings: {"; ".join(changed)}. Choose another --workdir.'
+            f'this workdir holds a run with other settings: {"; ".join(changed[:MOST_CHANGED])}{more}. Choose another '
+            '--workdir.'
         )
 
 

@@ -87,6 +87,9 @@ class ExperimentProgram(Program):
             return None
         values, _ = self.read_flags(known)
         quiet_tensorflow(values.verbosity)
+        # A shell leaves the ~ of --workdir=~/run alone.
+        values.workdir = os.path.expanduser(values.workdir)
+        values.experiment = os.path.expanduser(values.experiment)
         run = _Run.in_workdir(values.workdir)
         experiment = self._choose_experiment(values, run)
         name = pathlib.Path(experiment).stem
@@ -218,10 +221,11 @@ class _Run:
 
 
 def _check_experiment(experiment: str, workdir: pathlib.Path, run: _Run | None) -> None:
-    """Raises UserError when a workdir has a run of another experiment; a file of the same name may have moved."""
+    """Raises UserError when a workdir has a run of another experiment. A file of one's own may have been moved."""
     if run and run.note:
-        asked, noted = (pathlib.PurePath(each) for each in (experiment, run.note.experiment))
-        if (asked.stem, asked.suffix) != (noted.stem, noted.suffix):
+        asked, noted = experiment, run.note.experiment
+        both_files = asked.endswith('.py') and noted.endswith('.py')  # then the settings tell
+        if asked != noted and not both_files:
             raise UserError(f'--experiment={experiment}: the run in {workdir} is of {noted}. Choose another --workdir.')
 
 

@@ -179,6 +179,30 @@ def test_a_setting_that_has_another_type_now_is_named_with_both_values(run, tmp_
         choose([f'--workdir={tmp_path}'])
 
 
+def test_a_file_of_ones_own_may_be_renamed(tmp_path, run):
+    workdir, words = run
+    words = [word for word in words if not word.startswith('--experiment')]
+    for name in ('before.py', 'after.py'):
+        (tmp_path / name).write_text('from experiments.bert_mlm import *\n')
+        TRAINER.parse([*words, f'--experiment={tmp_path / name}', f'--workdir={tmp_path / "run"}'])
+        (tmp_path / 'run').mkdir(exist_ok=True)
+        (tmp_path / 'run' / 'config.json').write_text((workdir.path / 'config.json').read_text())
+        (tmp_path / 'run' / 'run.json').write_text(f'{{"experiment": "{tmp_path / name}"}}')
+
+
+def test_a_tilde_that_the_shell_has_left_is_the_home(monkeypatch, tmp_path):
+    monkeypatch.setenv('HOME', str(tmp_path))
+    (tmp_path / 'mine.py').write_text('from experiments.bert_mlm import *\n')
+    request = TRAINER.parse(['--experiment=~/mine.py', '--workdir=~/run'])
+    assert (request.experiment, request.workdir) == (str(tmp_path / 'mine.py'), tmp_path / 'run')
+
+
+def test_a_config_that_is_no_object_is_refused(tmp_path):
+    (tmp_path / 'config.json').write_text('[]')
+    with pytest.raises(UserError, match='config.json holds no JSON object: restore it'):
+        READER.parse([f'--workdir={tmp_path}', '--experiment=bert_mlm'])
+
+
 def test_a_file_of_ones_own_that_is_gone_is_asked_for(run, tmp_path):
     workdir, _ = run
     (tmp_path / 'config.json').write_text((workdir.path / 'config.json').read_text())

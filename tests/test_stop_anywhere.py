@@ -193,3 +193,21 @@ def test_a_run_killed_at_thirty_moments_is_the_run_never_killed(request, tmp_pat
 def test_metrics_of_the_killed_are_json_and_have_every_step_once(unbroken):
     lines = [json.loads(line) for line in (unbroken.path / 'metrics.jsonl').read_text().splitlines()]
     assert [line['step'] for line in lines if line['kind'] == 'train'] == list(range(1, STEPS + 1))
+
+
+@pytest.mark.parametrize('same_seconds, exits', [(60, []), (-1, [128 + signal.SIGINT])])
+def test_signals_at_once_are_one_wish_and_a_later_one_is_another(monkeypatch, same_seconds, exits):
+    """`timeout` and `uv run` both pass on a signal: that is no second one."""
+    import socket
+
+    from ctl.runtime import signals
+
+    found = []
+    monkeypatch.setattr(signals, 'SAME_SECONDS', same_seconds)
+    monkeypatch.setattr(signals.os, '_exit', found.append)
+    ours, theirs = socket.socketpair()
+    theirs.send(bytes([signal.SIGTERM, signal.SIGINT]))
+    theirs.close()
+    stop = signals.Stop()
+    stop._listen(ours)
+    assert stop.received == 'SIGTERM' and found == exits

@@ -167,7 +167,8 @@ def main(argv: list[str]) -> int:
 
 
 def make(request: Request) -> None:
-    """Makes the folder named, or the one in the cache, and says where it is."""
+    """Makes the folder named, or the one in the cache, and says where it is; raises UserError without scikit-learn."""
+    _version()
     if request.words:
         with appears_whole(pathlib.Path(request.words[0])) as scratch:
             write(scratch)

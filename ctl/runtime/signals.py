@@ -4,12 +4,17 @@ import contextlib
 import os
 import signal
 import socket
+import sys
 import threading
+import time
 from collections.abc import Iterator
 
 from ctl.errors import Interrupted
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
+# Signals that follow the first within so many seconds are the same wish: `timeout` tells a whole group of processes,
+# and `uv run`, which is one of them, tells us again.
+SAME_SECONDS = 1.0
 
 
 class Stop:
@@ -21,6 +26,7 @@ class Stop:
 
     def __init__(self):
         self.received: str | None = None
+        self._since = 0.0
 
     @property
     def asked(self) -> bool:
@@ -61,6 +67,9 @@ class Stop:
                 number = byte[0]
                 if number not in _SIGNALS:
                     continue
-                if self.asked:
+                name = signal.Signals(number).name
+                if not self.asked:
+                    self._since, self.received = time.monotonic(), name
+                elif time.monotonic() - self._since > SAME_SECONDS:
+                    print(f'{name} received after {self.received}: ended at once.', file=sys.stderr, flush=True)
                     os._exit(128 + number)
-                self.received = signal.Signals(number).name

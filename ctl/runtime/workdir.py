@@ -41,9 +41,12 @@ def _read_json(path: pathlib.Path) -> dict | None:
     if not path.exists():
         return None
     try:
-        return json.loads(path.read_text(encoding='utf8'))
+        found = json.loads(path.read_text(encoding='utf8'))
     except ValueError as error:
         raise UserError(f'{path} is not JSON ({error}): restore it, or choose another --workdir.') from None
+    if not isinstance(found, dict):
+        raise UserError(f'{path} holds no JSON object: restore it, or choose another --workdir.')
+    return found
 
 
 def write_config(workdir: pathlib.Path, text: str) -> None:
