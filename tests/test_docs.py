@@ -179,7 +179,7 @@ def make_what_is_named(argv: list[str]) -> None:
     elif 'experiment' not in named and 'workdir' in named:
         workdir = pathlib.Path(named['workdir'])
         workdir_lib.write_config(workdir, config_lib.to_json(load_experiment('bert_mlm').get_config()))
-        workdir_lib.write_experiment(workdir, 'bert_mlm')
+        workdir_lib.write_note(workdir, workdir_lib.Note('bert_mlm'))
 
 
 def check_pytest(words: list[str]) -> None:

@@ -1,11 +1,12 @@
 """The GAN that ships with its own data learns to draw digits."""
 
 import json
+import shlex
 
 import pytest
 
 from ctl.experiment import load_experiment
-from tests.runs import Workdir, door, overrides
+from tests.runs import Workdir, door, overrides, printed_after
 
 
 @pytest.mark.xdist_group('digits')
@@ -46,4 +47,5 @@ def test_without_scikit_learn_it_is_said_what_is_missing(tmp_path, capsys, monke
 
     monkeypatch.setattr(importlib.metadata, 'version', missing)
     assert door('--experiment=gan_digits', f'--workdir={tmp_path}') == 2
-    assert 'scikit-learn, which is not installed: pip install --no-deps scikit-learn' in capsys.readouterr().err
+    line = printed_after('scikit-learn, which is not installed: ', capsys.readouterr().err)
+    assert shlex.split(line)[-2:] == ['--no-deps', 'scikit-learn'] and 'pip install' in line
