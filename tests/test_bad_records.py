@@ -208,6 +208,7 @@ def test_a_run_that_a_wrong_record_stopped_goes_on_with_skip(tmp_path):
     assert [line['step'] for line in Workdir(tmp_path / 'run').lines('train')] == list(range(1, 13))
 
 
+@pytest.mark.slow
 def test_bad_evaluation_records_are_skipped_too(tmp_path):
     flags = [*write_data(tmp_path), f'--workdir={tmp_path / "run"}', *SKIP]
     rng = np.random.default_rng(1)

@@ -107,6 +107,7 @@ def test_every_update_reads_the_batch_that_is_explained(tmp_path, noting, capsys
     assert len(set(said)) == (9 if fresh == 'true' else 3)
 
 
+@pytest.mark.slow
 def test_every_step_update_and_replica_has_its_own_noise_and_a_rerun_repeats_it(tmp_path, noting):
     words = image_records.write_data(tmp_path, train__steps=3, discriminator__updates=2, devices__replicas=2)
     first, traces = noting(words, tmp_path / 'one')
@@ -138,6 +139,7 @@ def averaged(tmp_path_factory):
     return words, Workdir(folder / 'run')
 
 
+@pytest.mark.slow
 @pytest.mark.xdist_group('averaged')
 def test_stopped_between_steps_of_several_batches_a_run_is_the_run_never_stopped(averaged, tmp_path):
     words, whole = averaged
@@ -288,6 +290,7 @@ def test_a_gan_trains_with_what_the_loop_offers_every_experiment(tmp_path, setti
     assert all(np.isfinite(value).all() for value in run.weights.values())
 
 
+@pytest.mark.slow
 def test_a_batch_norm_never_sees_that_the_records_are_no_multiple_of_the_batch(tmp_path, noting):  # C04
     """With the weights held still its averages follow from the noise and the rows of each batch alone."""
     averages, reads = {}, {}

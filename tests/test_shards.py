@@ -41,7 +41,7 @@ def divisors(number):
 
 
 @given(layouts(), st.integers(0, 3))
-@settings(max_examples=40)
+@settings(max_examples=20)
 def test_every_epoch_of_the_shards_together_is_every_record_once(drawn, epoch):
     layout, _ = drawn
     read = [shard.take(epoch * shard.records, shard.records) for shard in layout.shards]
@@ -57,7 +57,7 @@ def test_pipelines_partition_the_shards_for_every_number_of_pipelines_that_divid
 
 
 @given(layouts())
-@settings(max_examples=40)
+@settings(max_examples=20)
 def test_pipeline_p_of_n_reads_exactly_files_p_n(drawn):
     layout, replicas = drawn
     assume(layout.shard_by == 'file')
@@ -103,7 +103,7 @@ def test_blocks_never_cross_a_damaged_record(drawn):
 
 
 @given(layouts(), st.integers(0, 5))
-@settings(max_examples=40)
+@settings(max_examples=20)
 def test_a_compressed_file_is_read_from_its_beginning_on_once_an_epoch(drawn, epoch):
     layout, _ = drawn
     file_of = np.repeat(np.arange(len(layout.counts)), layout.counts)
@@ -118,7 +118,7 @@ def test_a_compressed_file_is_read_from_its_beginning_on_once_an_epoch(drawn, ep
 
 
 @given(layouts())
-@settings(max_examples=40)
+@settings(max_examples=20)
 def test_blocks_never_cross_files_and_windows_hold_what_they_may(drawn):
     layout, _ = drawn
     file_of = np.repeat(np.arange(len(layout.counts)), layout.counts)

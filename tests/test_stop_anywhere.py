@@ -62,6 +62,7 @@ def test_a_signal_saves_and_ends_with_exit_75_and_the_same_command_goes_on(flags
     check_equal(Workdir(tmp_path), unbroken)
 
 
+@pytest.mark.slow
 @pytest.mark.xdist_group('stop')
 def test_a_signal_in_an_evaluation_saves_and_the_evaluation_comes_when_the_run_goes_on(flags, unbroken, tmp_path):
     """It comes in the first batch of the evaluation of step 20."""
@@ -87,6 +88,33 @@ def test_a_signal_in_an_evaluation_saves_and_the_evaluation_comes_when_the_run_g
     assert Workdir(tmp_path).lines('eval') == []
     assert door(*words) == 0
     check_equal(Workdir(tmp_path), unbroken)
+
+
+@pytest.mark.slow
+@pytest.mark.xdist_group('stop')
+def test_a_signal_in_the_same_evaluation_again_and_in_the_last_loses_none(flags, tmp_path):
+    """The evaluation that the first start was interrupted in is the first thing that the second one does."""
+    from ctl import evaluator
+    from ctl.runtime import signals
+
+    words, stops = [*flags, '--config.train.steps=20', f'--workdir={tmp_path}'], []
+    init, reduce = signals.Stop.__init__, evaluator.Evaluator.eval_reduce
+
+    def remember(self):
+        init(self)
+        stops.append(self)
+
+    def ask_to_stop(self, *arguments):
+        stops[-1].received = 'SIGTERM'
+        return reduce(self, *arguments)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(signals.Stop, '__init__', remember)
+        patch.setattr(evaluator.Evaluator, 'eval_reduce', ask_to_stop)
+        assert [door(*words) for _ in range(2)] == [75, 75]
+    assert Workdir(tmp_path).lines('eval') == []
+    assert door(*words) == 0
+    assert [line['step'] for line in Workdir(tmp_path).lines('eval')] == [20]
 
 
 @pytest.mark.xdist_group('stop')
@@ -119,7 +147,7 @@ def test_a_second_signal_ends_the_run_at_once_whatever_it_is_doing(flags, tmp_pa
 
 
 def kill_somewhere(process, workdir, where, rng):
-    """Lets a run come to a moment of the kind `where`, and kills it there."""
+    """Lets a run come to a moment of the kind `where`, and kills it there; whether it had not ended before."""
     begun = saved_step(workdir) if list(workdir.glob('checkpoints/*.index')) else 0
     if where == 'start-up':
         time.sleep(rng.uniform(0, 9))
@@ -135,13 +163,16 @@ def kill_somewhere(process, workdir, where, rng):
             time.sleep(0.0005)
     process.kill()
     process.communicate()
+    return process.returncode == -signal.SIGKILL
 
 
 def check_kills(flags, unbroken, workdir, moments, seed):
     rng, words = random.Random(seed), [*flags, f'--workdir={workdir}']
+    killed = []
     for where in moments:
         with running(*words) as process:
-            kill_somewhere(process, workdir, where, rng)
+            killed.append(kill_somewhere(process, workdir, where, rng))
+    assert any(killed)
     with running(*words) as process:
         error = process.communicate()[1]
     assert process.returncode == 0, error

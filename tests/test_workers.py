@@ -108,6 +108,7 @@ def test_a_gan_on_two_workers_is_the_gan_on_one(tmp_path):
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.xdist_group('workers')
 def test_a_run_goes_on_with_fewer_workers(flags, alone, tmp_path):
     words = [*flags, f'--workdir={tmp_path}']
