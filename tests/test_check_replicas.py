@@ -53,7 +53,7 @@ def run(flags, tmp_path, fault='pass', returned=SOUND, *words):
 @pytest.mark.parametrize('numbers', [(1, 4), pytest.param((1, 2, 4), marks=pytest.mark.slow)])
 def test_a_sound_experiment_passes_on_every_topology(flags, tmp_path, capsys, numbers):
     words = [] if numbers == (1, 2, 4) else ['--replicas=' + ','.join(map(str, numbers))]  # the default, or fewer
-    assert run(flags, tmp_path, *words) == 0
+    assert run(flags, tmp_path, 'pass', SOUND, *words) == 0
     out = capsys.readouterr().out
     for replicas in numbers:
         for microbatches in (1, 2):
