@@ -27,7 +27,7 @@ COMMON = ('experiment', 'workdir', 'verbosity')
 
 
 @dataclasses.dataclass(frozen=True)
-class Request:
+class ExperimentRequest:
     """What a command line asks for.
 
     Attributes:
@@ -55,7 +55,7 @@ class Request:
 
 @dataclasses.dataclass(frozen=True)
 class ExperimentProgram(Program):
-    """A program that takes an experiment and its config; `run`'s body is given a `Request`.
+    """A program that takes an experiment and its config; `run`'s body is given a `ExperimentRequest`.
 
     Attributes:
       only_reads: whether it looks at a run and changes nothing. Then the config is that of the run in --workdir, where
@@ -64,8 +64,8 @@ class ExperimentProgram(Program):
 
     only_reads: bool = False
 
-    def run(self, argv: Sequence[str], body: Callable[[Request], int | None]) -> int:
-        def quietly(request: Request) -> int | None:
+    def run(self, argv: Sequence[str], body: Callable[[ExperimentRequest], int | None]) -> int:
+        def quietly(request: ExperimentRequest) -> int | None:
             # Here and not above: the flags have decided by now how much TensorFlow says while it is imported.
             from ctl.runtime import reporting
 
@@ -79,7 +79,7 @@ class ExperimentProgram(Program):
 
         return super().run(argv, quietly)
 
-    def parse(self, argv: list[str]) -> Request | None:
+    def parse(self, argv: list[str]) -> ExperimentRequest | None:
         known, overrides = _split(argv)
         if asks_for_help(known):
             quiet_tensorflow()
@@ -107,7 +107,7 @@ class ExperimentProgram(Program):
             config.devices.strategy = 'auto'  # whoever looks at a run of several workers is one process
         _apply(config, overrides)
         config_lib.validate(config)
-        return Request(
+        return ExperimentRequest(
             name=name,
             experiment=str(pathlib.Path(experiment).absolute()) if experiment.endswith('.py') else experiment,
             module=module,

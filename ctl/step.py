@@ -3,6 +3,7 @@
 import math
 import time
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import keras
 import orbit
@@ -12,6 +13,14 @@ from ctl import reduce
 from ctl.experiment import Average, Batch, Objective
 from ctl.nonfinite import NonFinite, snapshot
 from ctl.update import Training, make_updates
+
+
+class _Names(NamedTuple):
+    """What the numbers of an objective are called in a report: its value, its gradient's norm, its learning rate."""
+
+    value: str
+    norm: str
+    learning_rate: str
 
 
 class Trainer(orbit.StandardTrainer):
@@ -63,7 +72,8 @@ class Trainer(orbit.StandardTrainer):
         results = self.strategy.run(self._replica_step, args=(batches, self.step))
         # Reduced already: every replica has the same.
         results = {name: self.strategy.experimental_local_results(value)[0] for name, value in results.items()}
-        of_each = [[results[name] for name in self._names(o)[:2]] for o in self._objectives]  # values and norms
+        each_names = [self._names(objective) for objective in self._objectives]
+        of_each = [[results[names.value], results[names.norm]] for names in each_names]
         finite = self._nonfinite.guard(tf.reduce_all(tf.math.is_finite(of_each), 1), self.step, put_back)
         self._examples_skipped.assign_add(results.pop('skipped_examples'))
         for name, value in {**results, 'steps': 1.0}.items():
@@ -97,26 +107,28 @@ class Trainer(orbit.StandardTrainer):
     def _replica_step(self, batches: Sequence[Batch], step: tf.Tensor) -> dict[str, tf.Tensor]:
         """`batches` are one for each update of the step, or one for all."""
         results = {
-            self._names(objective)[2]: tf.convert_to_tensor(self._training.optimizers[objective.name].learning_rate)
+            self._names(objective).learning_rate: tf.convert_to_tensor(
+                self._training.optimizers[objective.name].learning_rate
+            )
             for objective in self._objectives
         }
         for objective, outcome in make_updates(self._training, batches, step):
-            value_name, norm_name, _ = self._names(objective)
-            results.update({value_name: outcome.value, norm_name: outcome.norm, **outcome.watched})
+            names = self._names(objective)
+            results.update({names.value: outcome.value, names.norm: outcome.norm, **outcome.watched})
         for average in self._training.experiment.averages:
             _follow(average, step)
-        loss = tf.add_n([results[self._names(objective)[0]] for objective in self._objectives])
+        loss = tf.add_n([results[self._names(objective).value] for objective in self._objectives])
         skipped = tf.zeros([], tf.int64)
         if self._count_skipped:
             skipped = tf.add_n([tf.reduce_sum(tf.cast(batch['example_weight'] == 0, tf.int64)) for batch in batches])
             skipped = reduce.sum_over_replicas(skipped, self._training.communication)
         return {**results, 'loss': loss, 'skipped_examples': skipped}
 
-    def _names(self, objective: Objective) -> tuple[str, str, str]:
-        """What an objective, its gradient norm and its learning rate are called; a single objective is the loss."""
+    def _names(self, objective: Objective) -> _Names:
+        """Those of an objective; the value of a single one is the loss."""
         if len(self._objectives) == 1:
-            return 'loss', 'gradient_norm', 'learning_rate'
-        return tuple(f'{objective.name}_{what}' for what in ('objective', 'gradient_norm', 'learning_rate'))
+            return _Names('loss', 'gradient_norm', 'learning_rate')
+        return _Names(*(f'{objective.name}_{what}' for what in ('objective', 'gradient_norm', 'learning_rate')))
 
     def train_loop_end(self) -> dict[str, float]:
         """Means since the last report, when one is due; otherwise nothing.

@@ -23,7 +23,7 @@ def main(argv: list[str]) -> int:
     return PROGRAM.run(argv, train)
 
 
-def train(request: flags.Request) -> None:
+def train(request: flags.ExperimentRequest) -> None:
     """Trains what is asked for; raises UserError, GuardError and Interrupted."""
     from ctl import loop, session  # imports TensorFlow
 

@@ -35,7 +35,7 @@ def main(argv: list[str]) -> int:
     return PROGRAM.run(argv, bench)
 
 
-def bench(request: flags.Request) -> None:
+def bench(request: flags.ExperimentRequest) -> None:
     """Does what is asked for; raises UserError and GuardError."""
     from ctl.data import records
     from ctl.data.inputs import choose_data, find_data

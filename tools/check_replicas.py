@@ -41,7 +41,7 @@ def main(argv: list[str]) -> int:
     return PROGRAM.run(argv, check)
 
 
-def check(request: flags.Request) -> None:
+def check(request: flags.ExperimentRequest) -> None:
     """Does what is asked for; raises UserError and GuardError."""
     from ctl.runtime import devices
 
@@ -85,14 +85,14 @@ def _make_comparable(config) -> None:
             config_lib.set_value(config, key, 'record')
 
 
-def _numbers(request: flags.Request, name: str) -> list[int]:
+def _numbers(request: flags.ExperimentRequest, name: str) -> list[int]:
     words = request.own[name]
     if not words or not all(word.isdigit() and int(word) for word in words):
         raise UserError(f'--{name}={",".join(words)}: expected whole numbers above 0, like 1,2,4.')
     return [int(word) for word in words]
 
 
-def _read_data(request: flags.Request, most: int):
+def _read_data(request: flags.ExperimentRequest, most: int):
     """The training records, and a layout whose shards every number of replicas up to `most` can carry."""
     from ctl.data import choices, records
     from ctl.data.inputs import choose_data, find_data
@@ -107,7 +107,7 @@ def _read_data(request: flags.Request, most: int):
     return records.make_source(data.train, experiment, data.bad), data.layout
 
 
-def _make(request: flags.Request):
+def _make(request: flags.ExperimentRequest):
     """The experiment and its optimizers, with the same initial weights every time. In strategy.scope()."""
     import keras
 
@@ -123,7 +123,7 @@ def _make(request: flags.Request):
 
 
 def _train(
-    request: flags.Request, source, layout, replicas: int, microbatches: int
+    request: flags.ExperimentRequest, source, layout, replicas: int, microbatches: int
 ) -> dict[str, dict[str, np.ndarray]]:
     """What a topology comes to: losses by step, gradients of the first step and weights after the last, by name."""
     import keras
@@ -215,7 +215,7 @@ class _Measured(NamedTuple):
     gradient: np.ndarray
 
 
-def _causes(request: flags.Request, source, layout) -> list[str]:
+def _causes(request: flags.ExperimentRequest, source, layout) -> list[str]:
     """What in the losses makes them depend on how a batch is cut, in words."""
     import keras
     import tensorflow as tf

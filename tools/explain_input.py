@@ -41,7 +41,7 @@ def main(argv: list[str]) -> int:
     return PROGRAM.run(argv, explain)
 
 
-def explain(request: flags.Request) -> None:
+def explain(request: flags.ExperimentRequest) -> None:
     """Does what is asked for; raises UserError and GuardError."""
     from ctl.data.inputs import choose_data, find_data
     from ctl.runtime import devices, plan
