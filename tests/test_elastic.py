@@ -53,12 +53,17 @@ def test_a_run_continued_on_other_replicas_is_the_run_never_stopped(
 @pytest.mark.slow
 @pytest.mark.xdist_group('elastic')
 def test_the_shards_that_the_first_start_chose_are_kept_on_other_hardware(flags, tmp_path):
-    """On 1 replica the 4 files would make 4 shards; with a batch of 6 on 3 replicas they make 3."""
-    words = [*flags, '--config.train.global_batch_size=6', f'--workdir={tmp_path}']
+    """On 1 replica the 4 files would be 4 shards; for 3 replicas they do not share evenly, and records make 12."""
+    words = [*flags, '--config.train.global_batch_size=12', f'--workdir={tmp_path}']
+
+    def chosen():
+        data = Workdir(tmp_path).config['data']
+        return data['logical_shards'], data['shard_by']
+
     door_until(STOP, *words, '--config.devices.replicas=3')
-    assert Workdir(tmp_path).config['data']['logical_shards'] == 3
+    assert chosen() == (12, 'record')
     assert door(*words, '--config.devices.replicas=1') == 0
-    assert Workdir(tmp_path).config['data']['logical_shards'] == 3
+    assert chosen() == (12, 'record')
 
 
 @pytest.mark.xdist_group('elastic')
