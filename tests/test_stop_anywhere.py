@@ -181,7 +181,8 @@ def kill_somewhere(process, workdir, where, rng):
         time.sleep(rng.uniform(0, 0.02))
     else:
         wait_for_step(process, begun + rng.randrange(1, 20))
-        while process.poll() is None and not list(workdir.glob('checkpoints/*.tempstate*')):
+        there = set(workdir.glob('checkpoints/*'))  # the first file of the next save is one more
+        while process.poll() is None and set(workdir.glob('checkpoints/*')) <= there:
             time.sleep(0.0005)
     process.kill()
     process.communicate()
