@@ -1,5 +1,6 @@
 """Invariant 3: signals and kills, at any moment, of the real command in a process of its own."""
 
+import contextlib
 import json
 import random
 import signal
@@ -75,14 +76,13 @@ def test_a_signal_saves_and_ends_with_exit_75_and_the_same_command_goes_on(flags
     check_equal(Workdir(tmp_path), unbroken)
 
 
-@pytest.mark.slow
-@pytest.mark.xdist_group('stop')
-def test_a_signal_in_an_evaluation_saves_and_the_evaluation_comes_when_the_run_goes_on(flags, unbroken, tmp_path):
-    """It comes in the first batch of the evaluation of step 20."""
+@contextlib.contextmanager
+def a_signal_in_every_evaluation():
+    """It comes in the first batch."""
     from ctl import evaluator
     from ctl.runtime import signals
 
-    words, stops = [*flags, f'--workdir={tmp_path}'], []
+    stops = []
     init, reduce = signals.Stop.__init__, evaluator.Evaluator.eval_reduce
 
     def remember(self):
@@ -96,6 +96,15 @@ def test_a_signal_in_an_evaluation_saves_and_the_evaluation_comes_when_the_run_g
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(signals.Stop, '__init__', remember)
         patch.setattr(evaluator.Evaluator, 'eval_reduce', ask_to_stop)
+        yield
+
+
+@pytest.mark.slow
+@pytest.mark.xdist_group('stop')
+def test_a_signal_in_an_evaluation_saves_and_the_evaluation_comes_when_the_run_goes_on(flags, unbroken, tmp_path):
+    """It comes in the first batch of the evaluation of step 20."""
+    words = [*flags, f'--workdir={tmp_path}']
+    with a_signal_in_every_evaluation():
         assert door(*words) == 75
     assert saved_step(tmp_path) == 20
     assert Workdir(tmp_path).lines('eval') == []
@@ -107,23 +116,8 @@ def test_a_signal_in_an_evaluation_saves_and_the_evaluation_comes_when_the_run_g
 @pytest.mark.xdist_group('stop')
 def test_a_signal_in_the_same_evaluation_again_and_in_the_last_loses_none(flags, tmp_path):
     """The evaluation that the first start was interrupted in is the first thing that the second one does."""
-    from ctl import evaluator
-    from ctl.runtime import signals
-
-    words, stops = [*flags, '--config.train.steps=20', f'--workdir={tmp_path}'], []
-    init, reduce = signals.Stop.__init__, evaluator.Evaluator.eval_reduce
-
-    def remember(self):
-        init(self)
-        stops.append(self)
-
-    def ask_to_stop(self, *arguments):
-        stops[-1].received = 'SIGTERM'
-        return reduce(self, *arguments)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(signals.Stop, '__init__', remember)
-        patch.setattr(evaluator.Evaluator, 'eval_reduce', ask_to_stop)
+    words = [*flags, '--config.train.steps=20', f'--workdir={tmp_path}']
+    with a_signal_in_every_evaluation():
         assert [door(*words) for _ in range(2)] == [75, 75]
     assert Workdir(tmp_path).lines('eval') == []
     assert door(*words) == 0
