@@ -65,6 +65,8 @@ class ExperimentProgram(Program):
     only_reads: bool = False
 
     def run(self, argv: Sequence[str], body: Callable[[ExperimentRequest], int | None]) -> int:
+        """As `Program.run`, with TensorFlow and Orbit as quiet as --verbosity says."""
+
         def quietly(request: ExperimentRequest) -> int | None:
             # Here and not above: the flags have decided by now how much TensorFlow says while it is imported.
             from ctl.runtime import reporting

@@ -43,6 +43,7 @@ class Lamb(_Reduced, keras.optimizers.Lamb):
         self.decay = decay  # `weight_decay` would be Keras's own, outside of the trust ratio
 
     def update_step(self, gradient, variable, learning_rate):
+        """One step of one variable; `gradient` and `variable` of one shape, `learning_rate` a scalar."""
         gradient, learning_rate = tf.cast(gradient, variable.dtype), tf.cast(learning_rate, variable.dtype)
         number, calls = self._get_variable_index(variable), tf.cast(self.iterations + 1, variable.dtype)
         m, v = self._momentums[number], self._velocities[number]
