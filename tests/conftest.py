@@ -10,6 +10,14 @@ import hypothesis
 import hypothesis.configuration
 import pytest
 
+# Where Python is told to keep no bytecode, as in many containers, every program that a test starts would compile
+# TensorFlow anew, for six seconds. It is kept while the tests run: worker processes and programs inherit the place.
+if sys.dont_write_bytecode:
+    _bytecode = tempfile.TemporaryDirectory(prefix='ctl-bytecode-')
+    sys.pycache_prefix = os.environ['PYTHONPYCACHEPREFIX'] = _bytecode.name
+    sys.dont_write_bytecode = False
+    os.environ.pop('PYTHONDONTWRITEBYTECODE', None)
+
 os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
 
 import tensorflow as tf  # noqa: E402
@@ -28,6 +36,8 @@ hypothesis.settings.register_profile(
     suppress_health_check=[hypothesis.HealthCheck.too_slow, hypothesis.HealthCheck.filter_too_much],
 )
 hypothesis.settings.load_profile('ctl')
+# Nor is anything kept for another time: where no folder can be made, hypothesis goes without, also while tests are found.
+hypothesis.configuration.set_hypothesis_home_dir(os.devnull)
 
 
 # Groups that take minutes, each on one worker process: they begin first, so that none ends alone.
@@ -64,7 +74,6 @@ def cache_of_its_own(tmp_path_factory):
         patch.setenv('PYTHONPATH', str(ROOT))
         patch.setenv('UV_NO_SYNC', '1')  # and install nothing
         patch.setattr(tempfile, 'tempdir', None)
-        hypothesis.configuration.set_hypothesis_home_dir(base / 'hypothesis')
         (base / 'work').mkdir()
         patch.chdir(base / 'work')
         _watched.append(base)
