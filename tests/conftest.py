@@ -36,7 +36,7 @@ hypothesis.settings.register_profile(
     suppress_health_check=[hypothesis.HealthCheck.too_slow, hypothesis.HealthCheck.filter_too_much],
 )
 hypothesis.settings.load_profile('ctl')
-# Nor is anything kept for another time: where no folder can be made, hypothesis goes without, also while tests are found.
+# Nor is anything kept, from the moment that tests are collected: where it can make no folder, hypothesis goes without.
 hypothesis.configuration.set_hypothesis_home_dir(os.devnull)
 
 
@@ -95,8 +95,8 @@ def folder_of_its_own(cache_of_its_own, tmp_path_factory, monkeypatch):
 touched_outside: list[str] = []
 _watched: list[pathlib.Path] = []  # the folder of the tests, while they run
 _WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT
-# Devices and /proc are no files; what Python compiles, in __pycache__, is no test's doing.
-_HARMLESS = ('/dev/', '/proc/')
+# Devices and /proc are no files; what Python compiles is no test's doing.
+_HARMLESS = ('/dev/', '/proc/', *([f'{sys.pycache_prefix}{os.sep}'] if sys.pycache_prefix else []))
 
 
 def _look(event: str, arguments: tuple) -> None:

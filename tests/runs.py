@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import json
 import os
 import pathlib
@@ -143,7 +144,9 @@ def overrides(**config) -> list[str]:
     return [f'--config.{key.replace("__", ".")}={value}' for key, value in config.items()]
 
 
-def write_data(folder: pathlib.Path, train_counts=(20, 20, 20, 20), eval_counts=(7, 6)) -> list[str]:
+def write_data(
+    folder: pathlib.Path, train_counts=(20, 20, 20, 20), eval_counts=(7, 6), experiment: str = 'bert_mlm'
+) -> list[str]:
     """Made-up records in `folder`, and the flags of a tiny BERT on them."""
     settings = {
         **bert_records.FITTING,
@@ -153,7 +156,11 @@ def write_data(folder: pathlib.Path, train_counts=(20, 20, 20, 20), eval_counts=
         'optimizer.warmup_steps': 2,
         'log.every': 1,
     }
-    return ['--experiment=bert_mlm', *(f'--config.{key}={value}' for key, value in settings.items())]
+    return [f'--experiment={experiment}', *(f'--config.{key}={value}' for key, value in settings.items())]
+
+
+# The same of bert_mlm with next to no model in it: for tests of the loop.
+write_shallow = functools.partial(write_data, experiment=str(ROOT / 'tests' / 'shallow_bert.py'))
 
 
 @dataclasses.dataclass(frozen=True)

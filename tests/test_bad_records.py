@@ -18,7 +18,7 @@ from ctl.experiment import Experiment
 from experiments import bert_mlm
 from tests import bert_records
 from tests.bert_records import LENGTH, VOCAB, make_record, write_file
-from tests.runs import Workdir, door, overrides, write_data
+from tests.runs import Workdir, door, overrides, write_shallow
 from tools import explain_input
 
 # What is wrong with record 35 of 40, beyond those that are looked at before the first step, and what is said.
@@ -69,7 +69,7 @@ def quick(compressions, *some):
     quick(['', 'GZIP'], ('id', ''), ('missing', 'GZIP'), *((what, '') for what in ('checksum', 'framing', 'cut off'))),
 )
 def test_with_fail_a_bad_record_stops_the_run_by_name(tmp_path, capsys, what, compression):  # C21, C23, C25
-    flags = [*write_data(tmp_path, train_counts=(20, 20)), f'--workdir={tmp_path / "run"}']
+    flags = [*write_shallow(tmp_path, train_counts=(20, 20)), f'--workdir={tmp_path / "run"}']
     path, number = write_one_bad(tmp_path, what, compression)
     assert door(*flags, *overrides(train__steps=30)) == 2
     error = capsys.readouterr().err.strip()
@@ -88,7 +88,7 @@ def test_with_fail_a_bad_record_stops_the_run_by_name(tmp_path, capsys, what, co
 )
 def test_with_skip_only_the_bad_record_is_lost(tmp_path, what, compression):
     """Every record of two epochs, against those that were written."""
-    write_data(tmp_path, train_counts=(40, 40))
+    write_shallow(tmp_path, train_counts=(40, 40))
     path, number = write_one_bad(tmp_path, what, compression)
     config, said = bert_mlm.get_config(), []
     config.data.on_bad_record = 'skip'
@@ -120,7 +120,7 @@ def test_with_skip_only_the_bad_record_is_lost(tmp_path, what, compression):
 
 
 def test_a_skipped_record_is_said_planned_counted_and_listed(tmp_path, capsys):
-    flags = [*write_data(tmp_path, train_counts=(40, 40)), f'--workdir={tmp_path / "run"}', *SKIP]
+    flags = [*write_shallow(tmp_path, train_counts=(40, 40)), f'--workdir={tmp_path / "run"}', *SKIP]
     path, number = write_one_bad(tmp_path, 'id', '')
     os.truncate(tmp_path / 'train-0.tfrecord', os.path.getsize(tmp_path / 'train-0.tfrecord') - 3)
     assert door(*flags, *overrides(train__steps=25, log__every=5)) == 0
@@ -145,7 +145,7 @@ def test_a_skipped_record_is_said_planned_counted_and_listed(tmp_path, capsys):
 @pytest.mark.slow
 def test_a_bad_record_trains_nothing_and_moves_no_other(tmp_path):
     """Weights after an epoch with a wrong record are those after one with that record's weights at 0."""
-    flags = [*write_data(tmp_path, train_counts=(40, 40)), *SKIP, '--config.model.next_sentence=false']
+    flags = [*write_shallow(tmp_path, train_counts=(40, 40)), *SKIP, '--config.model.next_sentence=false']
     steps = overrides(train__steps=10)
     write_one_bad(tmp_path, 'length', '')
     assert door(*flags, *steps, f'--workdir={tmp_path / "skipped"}') == 0
@@ -165,7 +165,7 @@ def test_more_bad_records_than_allowed_stop_the_run_with_exit_3(tmp_path, capsys
 
 def stop_at_too_many(tmp_path, capsys):
     """A run with 5 bad records where 3 are allowed; its flags."""
-    flags = [*write_data(tmp_path, train_counts=(40, 40)), f'--workdir={tmp_path / "run"}', *SKIP]
+    flags = [*write_shallow(tmp_path, train_counts=(40, 40)), f'--workdir={tmp_path / "run"}', *SKIP]
     rng = np.random.default_rng(0)
     wrong = [make_record(rng, input_ids=np.full(LENGTH, VOCAB)) if i >= 35 else make_record(rng) for i in range(40)]
     write_file(tmp_path / 'train-1.tfrecord', wrong)
@@ -186,7 +186,7 @@ def test_bad_records_are_counted_once_each_also_over_restarts(tmp_path, capsys):
 
 
 def test_more_damaged_records_than_allowed_stop_the_run_before_it_starts(tmp_path, capsys):
-    flags = [*write_data(tmp_path), f'--workdir={tmp_path / "run"}', *SKIP]
+    flags = [*write_shallow(tmp_path), f'--workdir={tmp_path / "run"}', *SKIP]
     os.truncate(tmp_path / 'train-0.tfrecord', os.path.getsize(tmp_path / 'train-0.tfrecord') - 3)
     assert door(*flags, '--config.data.max_bad_records=0', '--dry_run') == 3
     assert '1 bad records are more than data.max_bad_records=0' in capsys.readouterr().err
@@ -194,13 +194,13 @@ def test_more_damaged_records_than_allowed_stop_the_run_before_it_starts(tmp_pat
 
 
 def test_settings_that_fit_no_record_are_refused_and_not_skipped(tmp_path, capsys):
-    flags = [*write_data(tmp_path), f'--workdir={tmp_path / "run"}', *SKIP]
+    flags = [*write_shallow(tmp_path), f'--workdir={tmp_path / "run"}', *SKIP]
     assert door(*flags, '--config.model.max_length=32') == 2
     assert 'input_ids has 16 values, expected 32: set --config.model.max_length=16' in capsys.readouterr().err
 
 
 def test_a_run_that_a_wrong_record_stopped_goes_on_with_skip(tmp_path):
-    flags = [*write_data(tmp_path, train_counts=(40, 40)), f'--workdir={tmp_path / "run"}']
+    flags = [*write_shallow(tmp_path, train_counts=(40, 40)), f'--workdir={tmp_path / "run"}']
     write_one_bad(tmp_path, 'missing', '')
     steps = overrides(train__steps=12, checkpoint__every=1)
     assert door(*flags, *steps) == 2
@@ -210,7 +210,7 @@ def test_a_run_that_a_wrong_record_stopped_goes_on_with_skip(tmp_path):
 
 @pytest.mark.slow
 def test_bad_evaluation_records_are_skipped_too(tmp_path):
-    flags = [*write_data(tmp_path), f'--workdir={tmp_path / "run"}', *SKIP]
+    flags = [*write_shallow(tmp_path), f'--workdir={tmp_path / "run"}', *SKIP]
     rng = np.random.default_rng(1)
     sound = [make_record(rng) for _ in range(50)]
     write_file(tmp_path / 'eval-0.tfrecord', [*sound[:40], make_record(rng, segment_ids=None), *sound[40:]])
@@ -223,7 +223,7 @@ def test_bad_evaluation_records_are_skipped_too(tmp_path):
 
 
 def test_the_real_pipeline_reads_what_is_explained_around_bad_records(tmp_path, capsys):
-    flags = [*write_data(tmp_path, train_counts=(40, 40)), f'--workdir={tmp_path / "run"}', *SKIP]
+    flags = [*write_shallow(tmp_path, train_counts=(40, 40)), f'--workdir={tmp_path / "run"}', *SKIP]
     write_one_bad(tmp_path, 'length', 'GZIP')
     os.truncate(tmp_path / 'train-0.tfrecord', os.path.getsize(tmp_path / 'train-0.tfrecord') - 3)
     assert explain_input.main([*flags, '--steps=0:25', '--verify']) == 0
@@ -233,7 +233,7 @@ def test_the_real_pipeline_reads_what_is_explained_around_bad_records(tmp_path, 
 def test_a_file_that_changes_while_a_run_goes_on_is_refused(tmp_path, capsys, monkeypatch):
     from ctl.runtime import actions
 
-    flags = [*write_data(tmp_path), f'--workdir={tmp_path / "run"}']
+    flags = [*write_shallow(tmp_path), f'--workdir={tmp_path / "run"}']
     report = actions.Reporter.__call__
 
     def report_and_touch(self, output):
@@ -248,7 +248,7 @@ def test_a_file_that_changes_while_a_run_goes_on_is_refused(tmp_path, capsys, mo
 
 def test_a_record_that_is_damaged_after_its_file_was_indexed_is_found_by_name(tmp_path, capsys):
     """As a failing disk would: the size and the time are what they were."""
-    flags = [*write_data(tmp_path, train_counts=(40, 40)), f'--workdir={tmp_path / "run"}']
+    flags = [*write_shallow(tmp_path, train_counts=(40, 40)), f'--workdir={tmp_path / "run"}']
     assert door(*flags, '--dry_run') == 0
     path = tmp_path / 'train-1.tfrecord'
     stat, data = os.stat(path), bytearray(path.read_bytes())
@@ -283,7 +283,7 @@ def test_only_the_first_of_many_are_said_and_all_are_counted():
 
 def test_a_guard_prints_the_records_of_the_step_whose_loss_was_not_finite(tmp_path, capsys):
     """A weight that is no number in one record: which step reads it is known, and steps are reported 10 at a time."""
-    flags = [*write_data(tmp_path), f'--workdir={tmp_path / "run"}', *overrides(log__every=10, devices__replicas=2)]
+    flags = [*write_shallow(tmp_path), f'--workdir={tmp_path / "run"}', *overrides(log__every=10, devices__replicas=2)]
     rng = np.random.default_rng(0)
     nan = np.full(bert_records.PREDICTIONS, np.nan, np.float32)
     records = [make_record(rng, **({'masked_lm_weights': nan} if i == 13 else {})) for i in range(20)]

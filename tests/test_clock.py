@@ -6,7 +6,7 @@ import time
 import pytest
 
 from ctl.runtime.clock import KINDS, Clock, as_text
-from tests.runs import Workdir, door, overrides, running, wait_for_step, write_data
+from tests.runs import Workdir, door, overrides, running, wait_for_step, write_shallow
 
 
 @pytest.fixture
@@ -68,7 +68,7 @@ def read(workdir):
 
 
 def test_a_run_says_where_its_time_went_and_counts_on_when_it_goes_on(tmp_path, capsys):
-    words = [*write_data(tmp_path), *overrides(train__steps=6, eval__every=2), f'--workdir={tmp_path / "run"}']
+    words = [*write_shallow(tmp_path), *overrides(train__steps=6, eval__every=2), f'--workdir={tmp_path / "run"}']
     assert door(*words, '--config.train.steps=4') == 0
     first = read(tmp_path / 'run')
     assert door(*words) == 0
@@ -81,7 +81,7 @@ def test_a_run_says_where_its_time_went_and_counts_on_when_it_goes_on(tmp_path, 
 
 @pytest.mark.slow
 def test_the_seconds_of_a_process_add_up_to_its_life_and_a_kill_makes_lost_ones(tmp_path):
-    words = [*write_data(tmp_path), *overrides(train__steps=600, eval__every=0, checkpoint__every=150)]
+    words = [*write_shallow(tmp_path), *overrides(train__steps=600, eval__every=0, checkpoint__every=150)]
     words += [f'--workdir={tmp_path / "run"}']
     began = time.monotonic()
     with running(*words) as process:

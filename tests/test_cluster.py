@@ -8,7 +8,7 @@ import pytest
 
 from ctl.errors import Interrupted, UserError
 from ctl.runtime.cluster import Cluster, meet, read_cluster
-from tests.runs import DEADLINE, door, overrides, write_data
+from tests.runs import DEADLINE, door, overrides, write_shallow
 from tools.launch import free_addresses
 
 
@@ -77,7 +77,7 @@ def test_every_mistake_in_the_environment_is_one_line(environment, said):
 )
 def test_settings_that_several_workers_cannot_have_are_refused(tmp_path, monkeypatch, capsys, words, said):
     monkeypatch.setenv('TF_CONFIG', tf_config({'worker': ['a:1', 'b:1']})['TF_CONFIG'])
-    flags = [*write_data(tmp_path), *overrides(devices__strategy='multi_worker', **words)]
+    flags = [*write_shallow(tmp_path), *overrides(devices__strategy='multi_worker', **words)]
     assert door(*flags, f'--workdir={tmp_path / "run"}') == 2
     assert said in capsys.readouterr().err
 

@@ -13,7 +13,7 @@ import pytest
 
 from ctl.commands import command
 from tests import image_records
-from tests.runs import DEADLINE, ROOT, door, overrides, paste, printed_after, write_data
+from tests.runs import DEADLINE, ROOT, door, overrides, paste, printed_after, write_shallow
 from tools.launch import free_addresses
 
 SHOW = 'from ctl.commands import command; print(command("tools.index_records", "--help"))'
@@ -137,7 +137,11 @@ def test_go_on_with_goes_on(tmp_path, capsys, monkeypatch):
     """The command of a run that was interrupted, pasted: the run comes to its end."""
     from ctl.runtime import signals
 
-    words = [*write_data(tmp_path), *overrides(train__steps=3, checkpoint__every=1), f'--workdir={tmp_path / "a run"}']
+    words = [
+        *write_shallow(tmp_path),
+        *overrides(train__steps=3, checkpoint__every=1),
+        f'--workdir={tmp_path / "a run"}',
+    ]
     monkeypatch.setattr(signals.Stop, 'check', interrupt)
     assert door(*words) == 75
     monkeypatch.undo()

@@ -6,7 +6,7 @@ import re
 import numpy as np
 import pytest
 
-from tests.runs import Workdir, door, door_until, finish, overrides, relative_difference, start_workers, write_data
+from tests.runs import Workdir, door, door_until, finish, overrides, relative_difference, start_workers, write_shallow
 from tools import explain_input
 
 STEPS, STOP = 20, 7
@@ -14,7 +14,7 @@ STEPS, STOP = 20, 7
 
 @pytest.fixture(scope='module')
 def flags(tmp_path_factory):
-    return write_data(tmp_path_factory.mktemp('data')) + overrides(train__steps=STEPS)
+    return write_shallow(tmp_path_factory.mktemp('data')) + overrides(train__steps=STEPS)
 
 
 @pytest.fixture(scope='module')
@@ -116,7 +116,7 @@ def test_every_global_batch_has_the_same_records_on_any_replicas_workers_and_pip
 
 @pytest.mark.parametrize('files, workers', [(1, 2), pytest.param(3, 8, marks=pytest.mark.slow)])
 def test_fewer_files_than_workers_are_split_by_record_and_it_is_said(tmp_path, capsys, files, workers):  # C06, C11
-    words = write_data(tmp_path, train_counts=[40] * files)
+    words = write_shallow(tmp_path, train_counts=[40] * files)
     assert explain_input.main([*words, f'--workers={workers}', '--steps=0:12', '--verify']) == 0
     out = capsys.readouterr().out
     assert f'runs of records ({files} files do not share over {workers} replicas)' in out
@@ -124,7 +124,7 @@ def test_fewer_files_than_workers_are_split_by_record_and_it_is_said(tmp_path, c
 
 
 def test_whole_files_for_more_workers_than_files_are_refused_with_the_numbers_and_the_key(tmp_path, capsys):  # C07
-    words = [*write_data(tmp_path, train_counts=[40]), '--workers=2']
+    words = [*write_shallow(tmp_path, train_counts=[40]), '--workers=2']
     assert explain_input.main([*words, '--config.data.shard_by=file']) == 2
     error = capsys.readouterr().err.strip()
     assert '1 files cannot be shared over 2 replicas' in error
@@ -134,7 +134,7 @@ def test_whole_files_for_more_workers_than_files_are_refused_with_the_numbers_an
 @pytest.mark.parametrize('records', [9, pytest.param(20, marks=pytest.mark.slow)])
 def test_a_tail_that_does_not_fill_a_batch_neither_stalls_nor_ends_the_run(tmp_path, records):  # C02, C05
     """9 records are a batch of 8 and one more; 20 are 5 batches of one replica, on two."""
-    words = write_data(tmp_path, train_counts=[records], eval_counts=[records])
+    words = write_shallow(tmp_path, train_counts=[records], eval_counts=[records])
     assert door(*words, *overrides(train__steps=7, devices__replicas=2), f'--workdir={tmp_path / "run"}') == 0
     run = Workdir(tmp_path / 'run')
     assert [line['step'] for line in run.lines('train')] == list(range(1, 8))

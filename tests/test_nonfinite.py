@@ -7,7 +7,7 @@ import pytest
 
 from tests import bert_records
 from tests.bert_records import make_record, write_file
-from tests.runs import Workdir, door, overrides, write_data
+from tests.runs import Workdir, door, overrides, write_shallow
 from tools import explain_input
 
 SKIP = overrides(train__on_nonfinite='skip')
@@ -16,7 +16,7 @@ SKIP = overrides(train__on_nonfinite='skip')
 @pytest.fixture
 def flags(tmp_path):
     """One record of 80 has a weight that is no number."""
-    words = write_data(tmp_path) + overrides(model__dropout=0.1)
+    words = write_shallow(tmp_path) + overrides(model__dropout=0.1)
     poison(tmp_path, [13])
     return words
 
@@ -147,7 +147,7 @@ def make_experiment(config):
                       [Objective('o', model.trainable_variables, losses_of, config.optimizer)])
 '''
     (tmp_path / 'slope.py').write_text(code)
-    data = [word for word in write_data(tmp_path) if '.data.' in word or 'batch_size' in word]
+    data = [word for word in write_shallow(tmp_path) if '.data.' in word or 'batch_size' in word]
     words = [f'--experiment={tmp_path / "slope.py"}', *data, f'--workdir={tmp_path / "run"}']
     assert door(*words, *overrides(train__steps=1)) == 3
     error = capsys.readouterr().err.strip()

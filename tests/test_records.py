@@ -13,14 +13,14 @@ from ctl.experiment import Experiment
 from experiments import bert_mlm
 from tests import bert_records
 from tests.bert_records import LENGTH, PREDICTIONS, VOCAB, make_record, write_file
-from tests.runs import door, overrides, write_data
+from tests.runs import door, overrides, write_shallow
 
 RNG = np.random.default_rng(0)
 
 
 @pytest.fixture
 def flags(tmp_path):
-    return [*write_data(tmp_path, train_counts=(20, 20)), f'--workdir={tmp_path / "run"}']
+    return [*write_shallow(tmp_path, train_counts=(20, 20)), f'--workdir={tmp_path / "run"}']
 
 
 def make_source(folder, **model):

@@ -15,7 +15,17 @@ import pytest
 import tensorflow as tf
 
 from ctl.runtime.tensorboard import TensorBoard, tag_of
-from tests.runs import DEADLINE, ROOT, Workdir, door, door_until, overrides, without_rates, write_data
+from tests.runs import (
+    DEADLINE,
+    ROOT,
+    Workdir,
+    door,
+    door_until,
+    overrides,
+    without_rates,
+    write_data,
+    write_shallow,
+)
 
 pytestmark = pytest.mark.xdist_group('unbroken')  # for the runs that these tests share
 
@@ -33,7 +43,7 @@ def in_a_process(*words, **environment):
 
 @pytest.fixture(scope='module')
 def flags(tmp_path_factory):
-    return write_data(tmp_path_factory.mktemp('data')) + ['--config.model.dropout=0.1']
+    return write_shallow(tmp_path_factory.mktemp('data')) + ['--config.model.dropout=0.1']
 
 
 @pytest.fixture(scope='module')
@@ -86,9 +96,9 @@ def continued(flags, short, tmp_path_factory):
 
 
 @pytest.fixture(scope='module')
-def fresh(flags, tmp_path_factory):
-    """2 steps on 2 replicas without next-sentence prediction, in a process of its own; and the process."""
-    workdir = tmp_path_factory.mktemp('fresh')
+def fresh(tmp_path_factory):
+    """2 steps of BERT on 2 replicas without next-sentence prediction, in a process of its own; and the process."""
+    workdir, flags = tmp_path_factory.mktemp('fresh'), write_data(tmp_path_factory.mktemp('data_of_fresh'))
     words = overrides(train__steps=2, devices__replicas=2, model__next_sentence='false')
     result = in_a_process(*flags, *words, f'--workdir={workdir}')
     assert result.returncode == 0, result.stderr
@@ -144,7 +154,7 @@ def test_a_changed_key_is_refused_and_nothing_is_touched(flags, copied, capsys):
 @pytest.mark.parametrize('change', ['nothing', 'add a record', 'add a file', 'remove a file'])
 def test_a_run_whose_training_files_changed_is_refused(flags, copied, tmp_path, capsys, change):
     """The run's own files are those of other tests, so it is told that they are where their copies are."""
-    words = [*write_data(tmp_path), '--config.model.dropout=0.1', *SHORT, f'--workdir={copied}']
+    words = [*write_shallow(tmp_path), '--config.model.dropout=0.1', *SHORT, f'--workdir={copied}']
     config = (copied / 'config.json').read_text()
     (train,) = [word.partition('=')[2] for word in flags if word.startswith('--config.data.train=')]
     (copied / 'config.json').write_text(config.replace(os.path.dirname(train), str(tmp_path)))
@@ -177,8 +187,8 @@ def test_the_run_directory_holds_what_other_programs_read(unbroken):
     names = unbroken.tensors()
     assert unbroken.tensors('step')['step/.ATTRIBUTES/VARIABLE_VALUE'] == 12
     suffix = '/.ATTRIBUTES/VARIABLE_VALUE'
-    assert f'models/bert/encoder/block_0/attention/query_key_value/kernel{suffix}' in names
-    assert f'optimizers/pretraining/bert_encoder_norm_gamma_momentum{suffix}' in names
+    assert f'models/bert/transform_0/kernel{suffix}' in names
+    assert f'optimizers/pretraining/bert_words_embeddings_momentum{suffix}' in names
     assert sorted(p.name for p in (unbroken.path / 'checkpoints').glob('*.index')) == ['ckpt-12.index', 'ckpt-6.index']
 
 

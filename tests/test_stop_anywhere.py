@@ -21,7 +21,7 @@ from tests.runs import (
     wait_for_step,
     without_rates,
     words_for_the_door,
-    write_data,
+    write_shallow,
 )
 
 STEPS, GAN_STEPS = 150, 100
@@ -37,7 +37,7 @@ LONG = overrides(
 
 @pytest.fixture(scope='module')
 def flags(tmp_path_factory):
-    return write_data(tmp_path_factory.mktemp('data'), eval_counts=(200, 200)) + LONG
+    return write_shallow(tmp_path_factory.mktemp('data'), eval_counts=(200, 200)) + LONG
 
 
 @pytest.fixture(scope='module')

@@ -22,7 +22,7 @@ from tests.runs import (
     start_workers,
     without_rates,
     words_for_the_door,
-    write_data,
+    write_shallow,
 )
 
 TRAIN = ('-m', 'ctl.train')
@@ -32,7 +32,7 @@ TOGETHER = overrides(devices__strategy='multi_worker', devices__start_timeout=60
 @pytest.fixture(scope='module')
 def flags(tmp_path_factory):
     """4 shards, as 1, 2 or 4 replicas may have; evaluation records that do not divide."""
-    data = write_data(tmp_path_factory.mktemp('data'), eval_counts=(7, 6))
+    data = write_shallow(tmp_path_factory.mktemp('data'), eval_counts=(7, 6))
     return data + overrides(train__steps=20, data__logical_shards=4, eval__every=8, checkpoint__every=5)
 
 
@@ -195,9 +195,9 @@ def launch(*words):
 def test_launch_starts_all_again_when_a_worker_is_lost_and_the_run_is_the_same(flags, alone, tmp_path):  # C54
     """The second worker kills itself once, at a checkpoint of the chief."""
     (tmp_path / 'fragile.py').write_text(f'''
-"""bert_mlm whose worker 1 dies once."""
+"""An experiment whose worker 1 dies once."""
 import json, os, pathlib, signal, threading, time
-from experiments.bert_mlm import get_config, make_experiment
+from tests.shallow_bert import get_config, make_experiment
 def die():
     while not list(pathlib.Path({str(tmp_path / 'run')!r}).glob('checkpoints/ckpt-5.index')):
         time.sleep(0.001)
