@@ -22,7 +22,10 @@ def make_up(feature: Feature, rng: np.random.Generator) -> np.ndarray | bytes:
 
 
 @pytest.mark.xdist_group('digits')  # whose classifier is made once
-@pytest.mark.parametrize('name', list_experiments())
+@pytest.mark.parametrize(
+    'name',  # tests/test_gan_digits.py trains that one for longer
+    [pytest.param(name, marks=[pytest.mark.slow] if name == 'gan_digits' else []) for name in list_experiments()],
+)
 def test_an_experiment_trains_two_steps_and_says_what_it_is(name, tmp_path):
     assert list_experiments()[name].endswith('.')
     module = load_experiment(name)

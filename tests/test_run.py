@@ -23,7 +23,6 @@ from tests.runs import (
     door_until,
     overrides,
     without_rates,
-    write_data,
     write_shallow,
 )
 
@@ -96,9 +95,9 @@ def continued(flags, short, tmp_path_factory):
 
 
 @pytest.fixture(scope='module')
-def fresh(tmp_path_factory):
-    """2 steps of BERT on 2 replicas without next-sentence prediction, in a process of its own; and the process."""
-    workdir, flags = tmp_path_factory.mktemp('fresh'), write_data(tmp_path_factory.mktemp('data_of_fresh'))
+def fresh(flags, tmp_path_factory):
+    """2 steps on 2 replicas without next-sentence prediction, in a process of its own; and the process."""
+    workdir = tmp_path_factory.mktemp('fresh')
     words = overrides(train__steps=2, devices__replicas=2, model__next_sentence='false')
     result = in_a_process(*flags, *words, f'--workdir={workdir}')
     assert result.returncode == 0, result.stderr

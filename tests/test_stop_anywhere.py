@@ -24,7 +24,7 @@ from tests.runs import (
     write_shallow,
 )
 
-STEPS, GAN_STEPS = 150, 100
+STEPS, LONG_STEPS, GAN_STEPS = 80, 150, 100
 LONG = overrides(
     train__steps=STEPS,
     devices__replicas=2,
@@ -37,13 +37,26 @@ LONG = overrides(
 
 @pytest.fixture(scope='module')
 def flags(tmp_path_factory):
-    return write_shallow(tmp_path_factory.mktemp('data'), eval_counts=(200, 200)) + LONG
+    return write_shallow(tmp_path_factory.mktemp('data'), eval_counts=(60, 60)) + LONG
 
 
 @pytest.fixture(scope='module')
 def unbroken(flags, tmp_path_factory):
     workdir = tmp_path_factory.mktemp('unbroken')
     assert door(*flags, f'--workdir={workdir}') == 0
+    return Workdir(workdir)
+
+
+@pytest.fixture(scope='module')
+def long_flags(flags):
+    """Long enough to be killed ten times."""
+    return [*flags, f'--config.train.steps={LONG_STEPS}']
+
+
+@pytest.fixture(scope='module')
+def long_unbroken(long_flags, tmp_path_factory):
+    workdir = tmp_path_factory.mktemp('long_unbroken')
+    assert door(*long_flags, f'--workdir={workdir}') == 0
     return Workdir(workdir)
 
 
@@ -63,12 +76,12 @@ def saved_step(workdir):
 def test_a_signal_saves_and_ends_with_exit_75_and_the_same_command_goes_on(flags, unbroken, tmp_path, number):
     words = [*flags, f'--workdir={tmp_path}']
     with running(*words) as process:
-        assert wait_for_step(process, 43)
+        assert wait_for_step(process, 23)
         process.send_signal(number)
         error = process.communicate()[1]
     assert process.returncode == 75
     step = saved_step(tmp_path)
-    assert 43 <= step < STEPS
+    assert 23 <= step < STEPS
     assert error.startswith(f'{number.name} received: saved at step {step}. Go on with: ')
     assert error.count('\n') == 1 and words_for_the_door(error) == words
     assert not (tmp_path / 'lock').exists()
@@ -231,7 +244,7 @@ def gan_unbroken(gan_flags, tmp_path_factory):
 @pytest.mark.parametrize('seed', [1, 2, 3])
 def test_a_run_killed_at_thirty_moments_is_the_run_never_killed(request, tmp_path, experiment, seed):
     """Ten for each seed."""
-    names = ('flags', 'unbroken') if experiment == 'bert' else ('gan_flags', 'gan_unbroken')
+    names = ('long_flags', 'long_unbroken') if experiment == 'bert' else ('gan_flags', 'gan_unbroken')
     flags, unbroken = map(request.getfixturevalue, names)
     moments = [*['start-up', 'training', 'save', 'evaluation'] * 2, 'save', 'save']
     check_kills(flags, unbroken, tmp_path, moments, seed)
