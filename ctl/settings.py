@@ -68,7 +68,7 @@ BASE = {
         ),
         'eval': Setting('', "glob of the evaluation TFRecords; '' is the experiment's own data"),
         'logical_shards': Setting(
-            0, 'shares of the data, each with its own order; 0 chooses by files, batch and replicas', minimum=0
+            0, 'shares of the data, each with its own order; 0 chooses by files and batch', minimum=0
         ),
         'shard_by': Setting(
             'auto', 'whether a share is whole files or a run of records', choices=('auto', 'file', 'record')

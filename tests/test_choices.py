@@ -1,7 +1,5 @@
 """What is chosen for the user, and what is offered when a wish cannot be met."""
 
-import re
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -9,7 +7,7 @@ from hypothesis import strategies as st
 
 from ctl.data import choices, shards
 from ctl.errors import UserError
-from tests.test_shards import counts_of_files, divisors, replicas_of_a_run
+from tests.test_shards import batches, counts_of_files, divisors
 
 
 @given(
@@ -25,60 +23,53 @@ def test_windows_take_no_more_memory_than_allowed_unless_they_hold_one_record(bl
 
 @given(
     counts_of_files,
-    st.integers(1, 40),
-    replicas_of_a_run,
+    batches,
     st.integers(0, 70) | st.sampled_from([128, 192, 512, 1024]),
     st.sampled_from(['auto', 'file', 'record']),
     st.booleans(),
 )
 @settings(max_examples=500)
 def test_chosen_shards_are_as_wished_and_as_equal_as_they_can_be_or_the_refusal_names_what_works(
-    counts, per_replica, replicas, wanted, shard_by, compressed
+    counts, batch, wanted, shard_by, compressed
 ):
-    batch = per_replica * replicas
     try:
-        number, by, why = choices.choose_shards(counts, batch, replicas, wanted, shard_by, compressed)
+        number, by, why = choices.choose_shards(counts, batch, wanted, shard_by, compressed)
     except UserError as error:
-        check_advice(str(error), counts, batch, replicas, wanted, shard_by, compressed)
+        check_advice(str(error), counts, batch, wanted, shard_by, compressed)
         return
-    allowed = [n for n in divisors(batch) if n % replicas == 0 and n <= max(choices.MOST_SHARDS, replicas)]
-    allowed = [wanted] if wanted else allowed
-    most_by_file = max((n for n in allowed if n <= len(counts)), default=0)
-    assert number == (most_by_file if by == 'file' else max(n for n in allowed if n <= counts.sum()))
+    allowed = [wanted] if wanted else [n for n in divisors(batch) if n <= choices.MOST_SHARDS]
+    by_file = max((n for n in allowed if n <= len(counts)), default=0)
+    by_record = max((n for n in allowed if n <= counts.sum()), default=0)
+    assert number == (by_file if by == 'file' else by_record)
     layout = shards.Layout(counts, batch, number, by, 0, 128, 1024)
     difference = np.ptp([shard.records for shard in layout.shards])
     assert f'shares differ by {difference:,} record' in why
     if by == 'record':
         assert difference <= 1
+    enough = by_file >= min(choices.FEWEST_FILES, by_record)
     if shard_by != 'auto':
         assert by == shard_by
     elif by == 'file':
-        assert compressed or difference <= 1
-    elif most_by_file:
-        assert not compressed and np.ptp(choices.file_shares(counts, most_by_file)) > 1
+        assert compressed or (difference <= 1 and enough)
+    elif by_file:
+        assert not compressed and (np.ptp(choices.file_shares(counts, by_file)) > 1 or not enough)
 
 
-def check_advice(refusal, counts, batch, replicas, wanted, shard_by, compressed):
+def check_advice(refusal, counts, batch, wanted, shard_by, compressed):
     """Does what a refusal says, each way that it names."""
     if refusal.startswith('data.shard_by=file'):
-        assert len(counts) < (wanted or replicas)
-        more = np.resize(counts, wanted or replicas)
-        assert choices.choose_shards(more, batch, replicas, wanted, 'file', compressed).shard_by == 'file'
-        return
-    if 'records are too few' in refusal:
-        assert counts.sum() < (wanted or replicas)
-        return
-    assert refusal.startswith(f'data.logical_shards={wanted} ')
-    for number in numbers_in(r'take ([\d or]+) replicas', refusal):
-        choices.check_batch(batch, number, 1)
-        assert wanted % number == 0
-    shard_numbers = numbers_in(r'(?:logical_shards=|take )([\d or]+)\.$', refusal)
-    assert shard_numbers and all(batch % number == 0 and number % replicas == 0 for number in shard_numbers)
-
-
-def numbers_in(pattern, text):
-    found = re.search(pattern, text)
-    return [int(number) for number in found[1].split(' or ')] if found else []
+        assert len(counts) < wanted
+        assert choices.choose_shards(counts, batch, wanted, 'record', compressed).shard_by == 'record'
+        more = np.resize(counts, wanted)
+        assert choices.choose_shards(more, batch, wanted, 'file', compressed).shard_by == 'file'
+    elif 'records are too few' in refusal:
+        assert counts.sum() < wanted
+        assert choices.choose_shards(counts, batch, 0, shard_by, compressed)
+    else:
+        assert refusal.startswith(f'data.logical_shards={wanted} must divide train.global_batch_size={batch}: take ')
+        assert batch % wanted
+        for number in map(int, refusal.rpartition('take ')[2].rstrip('.').split(' or ')):
+            assert batch % number == 0
 
 
 EVEN, UNEVEN = np.full(8, 1000), np.array([1000] * 7 + [998])
@@ -93,16 +84,24 @@ EVEN, UNEVEN = np.full(8, 1000), np.array([1000] * 7 + [998])
         (UNEVEN, True, 'auto', (8, 'file', 'whole files (some are compressed, and can only be read from their begin')),
         (UNEVEN, False, 'file', (8, 'file', 'a smaller one begins its next epoch so much earlier')),
         (EVEN, True, 'record', (64, 'record', 'one that begins inside of a compressed file reads all before it too')),
+        (EVEN[:4], False, 'auto', (64, 'record', 'runs of records (whole files would make 4 shares)')),
+        (EVEN[:1], False, 'auto', (64, 'record', 'runs of records (whole files would make 1 share)')),
+        (EVEN[:1], True, 'auto', (1, 'file', 'some are compressed')),
     ],
 )
-def test_whole_files_are_taken_unasked_only_where_epochs_are_as_long_or_a_file_is_compressed(
+def test_whole_files_are_taken_unasked_where_they_are_many_and_share_evenly_or_one_is_compressed(
     counts, compressed, shard_by, chosen
 ):
-    number, by, why = choices.choose_shards(counts, 64, 1, shard_by=shard_by, compressed=compressed)
+    number, by, why = choices.choose_shards(counts, 64, shard_by=shard_by, compressed=compressed)
     assert (number, by) == chosen[:2] and chosen[2] in why
 
 
-@given(st.integers(1, 1 << 16), replicas_of_a_run, st.integers(1, 4))
+def test_whole_files_are_taken_of_few_where_records_would_make_no_more_shares():
+    assert choices.choose_shards(EVEN[:2], 2)[:2] == (2, 'file')
+    assert choices.choose_shards(EVEN[:4], 8, 4)[:2] == (4, 'file')
+
+
+@given(st.integers(1, 1 << 16), st.integers(1, 1024), st.integers(1, 4))
 def test_a_batch_that_does_not_divide_is_refused_with_the_nearest_that_do(batch, replicas, microbatches):
     unit = replicas * microbatches
     if batch % unit == 0:

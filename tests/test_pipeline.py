@@ -187,7 +187,7 @@ def test_ten_thousand_files_are_planned_and_read_like_any_others(tmp_path):
             writer.write(example)
     index = load_index(find_files(f'{tmp_path}/*', 'data.train'))
     assert index.records == 10_000
-    number, by, _ = choices.choose_shards(index.counts, 64, 4)
+    number, by, _ = choices.choose_shards(index.counts, 64)
     assert (number, by) == (64, 'file')
     experiment = Experiment({'input_ids': Feature((bert_records.LENGTH,))}, {}, [])
     source = make_source(index, experiment, BadRecords(bert_mlm.get_config().data, print))

@@ -174,7 +174,7 @@ def test_a_run_whose_training_files_changed_is_refused(flags, copied, tmp_path, 
 
 def test_the_run_directory_holds_what_other_programs_read(unbroken):
     config = unbroken.config
-    assert config['data']['logical_shards'] == 4 and config['data']['shard_by'] == 'file'
+    assert config['data']['logical_shards'] == 8 and config['data']['shard_by'] == 'record'
     assert config['data']['train'].endswith('train-*.tfrecord')
     assert [(line['step'], line['kind']) for line in unbroken.metrics] == [
         (4, 'eval'), (5, 'train'), (8, 'eval'), (10, 'train'), (12, 'eval'),
@@ -300,7 +300,7 @@ def test_a_dry_run_names_the_records_of_every_replica_and_they_are_disjoint(flag
         (overrides(train__microbatches=3), 'global_batch_size=8 does not divide over 1 replicas x 3 microbatches'),
         (overrides(data__train='nope*'), 'data.train=nope*: no file matches'),
         (overrides(data__logical_shards=3), 'data.logical_shards=3 must divide'),
-        (overrides(data__shard_by='file', data__logical_shards=8), 'data.shard_by=file: 4 files cannot be shared'),
+        (overrides(data__shard_by='file', data__logical_shards=8), 'data.shard_by=file: 4 files are too few for'),
         (overrides(devices__all_reduce='nccl', devices__replicas=2), 'devices.all_reduce=nccl needs GPUs'),
         (overrides(devices__strategy='one', devices__replicas=2), 'devices.strategy=one has 1 replica'),
         (overrides(model__heads=3), 'model.heads=3 does not divide model.width=16'),

@@ -67,7 +67,7 @@ def test_inside_a_window_every_order_is_as_likely():
 def test_files_sorted_by_class_mix_nearly_as_well_as_a_full_shuffle(arrangement):
     """At the default settings; the aim is 1.5, the figures in the README come from tools.bench_shuffle."""
     counts = np.full(bench_shuffle.FILES, bench_shuffle.FILE_RECORDS)
-    number, by, _ = choices.choose_shards(counts, bench_shuffle.GLOBAL_BATCH, 1)
+    number, by, _ = choices.choose_shards(counts, bench_shuffle.GLOBAL_BATCH)
     layout = shards.Layout(counts, bench_shuffle.GLOBAL_BATCH, number, by, 0, BLOCK, WINDOW)
     steps = 20 * int(counts.sum()) // bench_shuffle.GLOBAL_BATCH
     batches = np.concatenate([s.take(0, steps * layout.share).reshape(steps, -1) for s in layout.shards], axis=1)

@@ -76,7 +76,7 @@ def _ours(source, config, batch_size: int, first_step: int = 0):
     config = config.copy_and_resolve_references()
     config.train.global_batch_size = batch_size
     compressed = bool(source.index.sequential.any())
-    logical_shards, shard_by, _ = choices.choose_shards(source.index.counts, batch_size, 1, compressed=compressed)
+    logical_shards, shard_by, _ = choices.choose_shards(source.index.counts, batch_size, compressed=compressed)
     layout = make_layout(source.index, config, logical_shards, shard_by)
     return pipeline.make_train_dataset_fn(source, layout, first_step)(tf.distribute.InputContext())
 

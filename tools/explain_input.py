@@ -89,18 +89,25 @@ def _steps(text: str) -> range:
 
 def _coverage(data) -> str:
     """What one epoch of every shard covers, counted and not argued."""
+    from ctl.runtime import plan
+
     index, layout = data.train, data.layout
     read = np.concatenate([shard.take(0, shard.records) for shard in layout.shards])
     distinct = len(np.unique(read))
     lines = [f'{layout.logical_shards} logical shards; {data.why}.']
     for pipeline in range(data.pipelines):
-        mine = layout.pipeline_shards(pipeline, data.pipelines)
+        mine, start, stop = layout.part(pipeline, data.pipelines)
         files = sorted({int(file) for shard in mine for file in index.locate(shard.starts)[0]})
-        records = sum(shard.records for shard in mine)
+        records, rows = sum(shard.records for shard in mine), len(mine) * layout.share
+        part = (
+            '' if stop - start == rows else f'; {stop - start} of their {rows} rows in a global batch, from {start} on'
+        )
         lines.append(
             f'  pipeline {pipeline} of {data.pipelines}: shards {" ".join(str(shard.number) for shard in mine)}; '
-            f'{len(files)} files, {records:,} records ({records / index.records:.1%})'
+            f'{len(files)} files, {records:,} records ({records / index.records:.1%}){part}'
         )
+    if layout.times_read(data.pipelines) > 1:
+        lines.append(f'Read again: {plan.read_again_text(data)}.')
     complete = 'complete' if distinct == index.records else f'{index.records - distinct:,} records missing'
     disjoint = 'disjoint' if distinct == len(read) else f'{len(read) - distinct:,} records twice'
     lines.append(f'An epoch reads {len(read):,} of {index.records:,} records: {complete}, {disjoint}.')

@@ -6,8 +6,11 @@ import numpy as np
 
 from ctl.errors import UserError
 
-# Shards that are chosen unasked, unless there are more replicas.
+# Shards that are chosen unasked.
 MOST_SHARDS = 64
+# Whole files are shares only where they make as many, or as many as records could: of few files, a global batch would
+# mix few places, and more pipelines than files would each read what others read.
+FEWEST_FILES = 8
 # Of every shard there may be in memory: the window that is handed on, the next, and the blocks of the one after.
 WINDOWS_HELD = 3
 
@@ -58,21 +61,19 @@ class Choice(NamedTuple):
 def choose_shards(
     counts: np.ndarray,
     global_batch_size: int,
-    replicas: int,
     logical_shards: int = 0,
     shard_by: str = 'auto',
     compressed: bool = False,
 ) -> Choice:
-    """How many logical shards there are, and what they are made of.
+    """How many logical shards there are, and what they are made of; from files and batch alone, on any hardware.
 
-    'auto' takes whole files where their shares differ by at most one record, so that an epoch is equally long in every
-    shard; else runs of records, whose shares always do. Compressed files stay whole wherever there are enough of them:
-    they can only be read from their beginning on, and a run that begins inside of one would inflate all before it.
+    'auto' takes whole files where there are enough, and their shares differ by at most one record, so that an epoch is
+    equally long in every shard; else runs of records, whose shares always do. Compressed files stay whole: they can
+    only be read from their beginning on, and a run that begins inside of one would inflate all before it.
 
     Args:
       counts: records in each of the sorted files.
-      global_batch_size: a multiple of `replicas`.
-      replicas: R.
+      global_batch_size: B.
       logical_shards: L, or 0 to choose the largest possible up to 64.
       shard_by: 'file', 'record' or 'auto'.
       compressed: whether any file is.
@@ -80,26 +81,35 @@ def choose_shards(
     Raises:
       UserError: when the wishes cannot be met, with values that can.
     """
-    numbers = _shard_numbers(global_batch_size, replicas, logical_shards)
+    numbers = _shard_numbers(global_batch_size, logical_shards)
     by_file = max((n for n in numbers if n <= len(counts)), default=0)
+    by_record = max((n for n in numbers if n <= counts.sum()), default=0)
+    if not max(by_file, by_record):
+        raise UserError(
+            f'{counts.sum()} records are too few for data.logical_shards={logical_shards}: add data, or take a smaller '
+            'number, or --config.data.logical_shards=0, which chooses one.'
+        )
+    if shard_by == 'file' and not by_file:
+        raise UserError(
+            f'data.shard_by=file: {len(counts)} files are too few for data.logical_shards={logical_shards}: take '
+            '--config.data.shard_by=record, or write more files.'
+        )
     if shard_by == 'file':
-        if not by_file:
-            raise UserError(
-                f'data.shard_by=file: {len(counts)} files cannot be shared over {_wish(replicas, logical_shards)} with '
-                f'a global batch of {global_batch_size}: take --config.data.shard_by=record, or write more files.'
-            )
         return _whole_files(counts, by_file, 'asked for, or kept since the first start')
     if shard_by == 'record':
-        return _runs_of_records(counts, numbers, 'asked for, or kept since the first start', compressed)
+        return _runs_of_records(counts, by_record, 'asked for, or kept since the first start', compressed)
     if not by_file:
-        reason = f'{len(counts)} files do not share over {_wish(replicas, logical_shards)}'
-        return _runs_of_records(counts, numbers, reason, compressed)
-    if _difference(file_shares(counts, by_file)) <= 1:
-        return _whole_files(counts, by_file, 'they share evenly')
+        reason = f'{len(counts)} files are too few for data.logical_shards={logical_shards}'
+        return _runs_of_records(counts, by_record, reason, compressed)
     if compressed:
         return _whole_files(counts, by_file, 'some are compressed, and can only be read from their beginning on')
-    uneven = _difference_text(file_shares(counts, by_file))
-    return _runs_of_records(counts, numbers, f'shares of whole files would differ by {uneven}', compressed)
+    if _difference(file_shares(counts, by_file)) > 1:
+        uneven = _difference_text(file_shares(counts, by_file))
+        return _runs_of_records(counts, by_record, f'shares of whole files would differ by {uneven}', compressed)
+    if by_file < min(FEWEST_FILES, by_record):
+        reason = f'whole files would make {by_file} share{"s" if by_file > 1 else ""}'
+        return _runs_of_records(counts, by_record, reason, compressed)
+    return _whole_files(counts, by_file, 'they share evenly')
 
 
 def file_shares(counts: np.ndarray, logical_shards: int) -> np.ndarray:
@@ -107,28 +117,20 @@ def file_shares(counts: np.ndarray, logical_shards: int) -> np.ndarray:
     return np.array([counts[s::logical_shards].sum() for s in range(logical_shards)], np.int64)
 
 
-def _shard_numbers(global_batch_size: int, replicas: int, logical_shards: int) -> list[int]:
-    """The numbers of shards to choose from: the one asked for, else all that divide the batch and suit the replicas.
+def _shard_numbers(global_batch_size: int, logical_shards: int) -> list[int]:
+    """The numbers of shards to choose from: the one asked for, else all up to 64 that divide the batch.
 
     Raises:
-      UserError: when the one asked for does not.
+      UserError: when the one asked for does not divide it.
     """
-    fitting = [n for n in range(replicas, global_batch_size + 1, replicas) if global_batch_size % n == 0]
+    fitting = [n for n in range(1, global_batch_size + 1) if global_batch_size % n == 0]
     if not logical_shards:
-        return [n for n in fitting if n <= max(MOST_SHARDS, replicas)]
+        return [n for n in fitting if n <= MOST_SHARDS]
     if logical_shards in fitting:
         return [logical_shards]
-    near = _either(sorted(sorted(fitting, key=lambda n: abs(n - logical_shards))[:3]))
-    if global_batch_size % logical_shards:
-        raise UserError(
-            f'data.logical_shards={logical_shards} must divide train.global_batch_size={global_batch_size} and be a '
-            f'multiple of the {replicas} replicas: take {near}.'
-        )
-    # A run keeps its shards, so there the replicas must change.
-    suiting = _either([n for n in range(1, logical_shards + 1) if logical_shards % n == 0])
+    near = ' or '.join(map(str, sorted(sorted(fitting, key=lambda n: abs(n - logical_shards))[:3])))
     raise UserError(
-        f'data.logical_shards={logical_shards} is no multiple of the {replicas} replicas: take {suiting} replicas, or, '
-        f'in a new workdir, --config.data.logical_shards={near}.'
+        f'data.logical_shards={logical_shards} must divide train.global_batch_size={global_batch_size}: take {near}.'
     )
 
 
@@ -140,15 +142,8 @@ def _whole_files(counts: np.ndarray, logical_shards: int, reason: str) -> Choice
     )
 
 
-def _runs_of_records(counts: np.ndarray, numbers: list[int], reason: str, compressed: bool) -> Choice:
-    """Raises UserError where there are not as many records as shards."""
-    records = int(counts.sum())
-    logical_shards = max((n for n in numbers if n <= records), default=0)
-    if not logical_shards:
-        raise UserError(
-            f'{records} records are too few for {min(numbers)} shards: add data, or use fewer replicas or shards.'
-        )
-    shares = np.diff(np.arange(logical_shards + 1) * records // logical_shards)
+def _runs_of_records(counts: np.ndarray, logical_shards: int, reason: str, compressed: bool) -> Choice:
+    shares = np.diff(np.arange(logical_shards + 1) * int(counts.sum()) // logical_shards)
     inflated = '; one that begins inside of a compressed file reads all before it too' if compressed else ''
     return Choice(
         logical_shards, 'record', f'runs of records ({reason}); shares differ by {_difference_text(shares)}{inflated}'
@@ -163,11 +158,3 @@ def _difference_text(shares: np.ndarray) -> str:
     """'12 records (0.3%)': between the largest and the smallest share, and as a part of the mean."""
     difference = _difference(shares)
     return f'{difference:,} record{"" if difference == 1 else "s"} ({difference / shares.mean():.1%})'
-
-
-def _wish(replicas: int, logical_shards: int) -> str:
-    return f'data.logical_shards={logical_shards}' if logical_shards else f'{replicas} replicas'
-
-
-def _either(numbers: list[int]) -> str:
-    return ' or '.join(map(str, numbers))

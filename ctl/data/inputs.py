@@ -109,7 +109,6 @@ def find_data(
     logical_shards, shard_by, why = choices.choose_shards(
         train.counts,
         config.train.global_batch_size,
-        replicas,
         config.data.logical_shards,
         config.data.shard_by,
         compressed=bool(train.sequential.any()),

@@ -32,12 +32,12 @@ def make_train_dataset_fn(source: Source, layout: shards.Layout, first_step: int
 
     def dataset_fn(input_context: tf.distribute.InputContext) -> tf.data.Dataset:
         batch_size = input_context.get_per_replica_batch_size(layout.global_batch_size)
-        mine = layout.pipeline_shards(input_context.input_pipeline_id, input_context.num_input_pipelines)
+        part = layout.part(input_context.input_pipeline_id, input_context.num_input_pipelines)
         position = layout.position(first_step)
         # Several steps at a time, so that handing on and parsing small shares costs no more than large ones.
-        steps = -(-_parse_records(source.index) // (layout.share * len(mine)))
-        shares = read_endlessly(source.index, mine, position, steps * layout.share)
-        records = shares.map(lambda *shares: tuple(_join(share, steps) for share in shares))
+        steps = -(-_parse_records(source.index) // (part.stop - part.start))
+        shares = read_endlessly(source.index, part.shards, position, steps * layout.share)
+        records = shares.map(lambda *shares: tuple(_join(share, steps, part) for share in shares))
         batches = _parse(source, records).rebatch(batch_size, drop_remainder=True)
         return _finish(source, batches).apply(tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY))
 
@@ -60,16 +60,14 @@ def make_eval_dataset_fn(source: Source, global_batch_size: int, records: int, b
         replicas = input_context.num_replicas_in_sync // pipelines
         batches = replicas * eval_steps(records, global_batch_size, pipelines)
         start, end = _pipeline_run(records, input_context.input_pipeline_id, pipelines)
-        if start == end:  # fewer records than pipelines
-            read = tf.data.Dataset.from_tensors(_nothing())
-        else:
+        unpadded = tf.data.Dataset.from_tensors(_empty_batch(source)).repeat()
+        if start < end:  # there may be fewer records than pipelines
             runs = np.clip(np.stack([source.index.firsts[:-1], source.index.firsts[1:]], axis=1), start, end)
             blocks = shards.cut_blocks(runs[runs[:, 0] < runs[:, 1]], block_records, source.index.breaks)
             shard = shards.Shard(0, *blocks, blocks_per_window=1, seed=None)
-            read = read_once(source.index, shard)
-        parsed = _parse(source, read.rebatch(_parse_records(source.index)))
-        padding = tf.data.Dataset.from_tensors(_nothing()).map(lambda *nothing: _parse_batch(source, *nothing)).repeat()
-        padded = parsed.rebatch(batch_size).concatenate(padding).take(batches).map(lambda b: _pad(b, batch_size))
+            read = read_once(source.index, shard).rebatch(_parse_records(source.index))
+            unpadded = _parse(source, read).rebatch(batch_size).concatenate(unpadded)
+        padded = unpadded.take(batches).map(lambda batch: _pad(batch, batch_size))
         return _finish(source, padded).apply(tf.data.experimental.assert_cardinality(batches))
 
     return dataset_fn
@@ -97,17 +95,14 @@ def _pipeline_run(records: int, pipeline: int, pipelines: int) -> tuple[int, int
     return records * pipeline // pipelines, records * (pipeline + 1) // pipelines
 
 
-def _nothing() -> tuple[tf.Tensor, tf.Tensor]:
-    return tf.zeros([0], tf.string), tf.zeros([0], tf.int64)
+def _join(shares: tf.Tensor, steps: int, part: shards.Part) -> tf.Tensor:
+    """Shares of `steps` steps, [shards, steps x share], as the rows of `part`, step after step: [steps x rows].
 
-
-def _join(shares: tf.Tensor, steps: int) -> tf.Tensor:
-    """Shares of `steps` steps, [shards, steps x share], laid out step after step, and in a step shard after shard.
-
-    The first replica's records come first in a step.
+    In a step shard comes after shard, and the first replica's records come first.
     """
-    by_shard = tf.reshape(shares, [tf.shape(shares)[0], steps, -1])
-    return tf.reshape(tf.transpose(by_shard, [1, 0, 2]), [-1])
+    by_shard = tf.reshape(shares, [len(part.shards), steps, -1])
+    by_step = tf.reshape(tf.transpose(by_shard, [1, 0, 2]), [steps, -1])
+    return tf.reshape(by_step[:, part.start : part.stop], [-1])
 
 
 def _parse_records(index: Index) -> int:
@@ -174,6 +169,16 @@ def _parse_batch(source: Source, serialized: tf.Tensor, numbers: tf.Tensor, weig
     return {**batch, 'record': numbers, 'example_weight': weights}
 
 
+def _empty_batch(source: Source) -> Batch:
+    """What `_parse_batch` makes of no records."""
+    decoded = {'image': 'uint8'}
+    features = {
+        name: tf.zeros([0, *feature.shape], decoded.get(feature.dtype, feature.dtype))
+        for name, feature in source.features.items()
+    }
+    return {**features, 'record': tf.zeros([0], tf.int64), 'example_weight': tf.zeros([0], tf.float32)}
+
+
 def _decode(encoded: tf.Tensor, shape: tuple[int, ...]) -> tf.Tensor:
     """string [n] -> uint8 [n, *shape]; several at a time."""
     image = tf.TensorSpec(shape, tf.uint8)
@@ -183,7 +188,7 @@ def _decode(encoded: tf.Tensor, shape: tuple[int, ...]) -> tf.Tensor:
 def _check_ids(ids: tf.Tensor, below: int, names: tf.Tensor) -> tf.Tensor:
     """Fails the batch on the host, before any device sees it: a GPU's gather would read zeros and say nothing."""
     outside = tf.reduce_any((ids < 0) | (ids >= below), axis=list(range(1, ids.shape.rank)))
-    named = 'Name: ' + tf.boolean_mask(names, outside)[:1]
+    named = 'Name: ' + tf.gather_nd(names, tf.where(outside)[:1])
     with tf.control_dependencies([tf.debugging.Assert(~tf.reduce_any(outside), [named])]):
         return tf.identity(ids)
 

@@ -9,9 +9,11 @@ and every shard puts global_batch / L of its records into every global batch. It
 again: that is its epoch. Whole files may make shares of different sizes; then the smaller begin their next epoch
 earlier (unasked, `choices` takes them only where that is one record, or a file is compressed).
 
-Pipeline p of n carries the shards s with s % n == p; where shares are whole files it reads exactly files[p::n], for n
-divides L. So the records of a step are a function of the files, the seed, L, the global batch and the step alone: not
-of replicas, workers, or time.
+Where the n input pipelines divide L, pipeline p carries the shards s with s % n == p: with whole files exactly
+files[p::n]. Where they do not, pipeline p carries the rows [p B/n, (p+1) B/n) of the global batch of B, in which the
+shards come one after the other: a shard that straddles two pipelines is read by both, and each takes its part. So the
+records of a step are a function of the files, the seed, L, the global batch and the step alone: not of replicas,
+workers, or time.
 
 Inside a shard, an epoch is its blocks (runs of neighbouring records in one file) in an order drawn for the epoch, a few
 blocks making a window, and the records of a window in an order drawn for the window:
@@ -146,6 +148,19 @@ class Shard:
         return np.concatenate(taken)[:n]
 
 
+class Part(NamedTuple):
+    """What an input pipeline carries of every global batch.
+
+    Attributes:
+      shards: those that it reads.
+      start, stop: its rows [start, stop) of what these put into a global batch, one after the other.
+    """
+
+    shards: tuple[Shard, ...]
+    start: int
+    stop: int
+
+
 @dataclasses.dataclass(frozen=True)
 class Layout:
     """How records are shared and ordered.
@@ -209,19 +224,29 @@ class Layout:
         runs = np.clip(files, total * s // self.logical_shards, total * (s + 1) // self.logical_shards)
         return runs[runs[:, 0] < runs[:, 1]]
 
-    def pipeline_shards(self, pipeline: int, pipelines: int) -> tuple[Shard, ...]:
-        """The shards that input pipeline `pipeline` of `pipelines` carries."""
-        return self.shards[pipeline::pipelines]
+    def part(self, pipeline: int, pipelines: int) -> Part:
+        """What input pipeline `pipeline` of `pipelines`, which divide the global batch, carries."""
+        rows, share = self.global_batch_size // pipelines, self.share
+        if self.logical_shards % pipelines == 0:
+            return Part(self.shards[pipeline::pipelines], 0, rows)
+        first = pipeline * rows // share
+        start = pipeline * rows - first * share
+        return Part(self.shards[first : first - (start + rows) // -share], start, start + rows)
+
+    def times_read(self, pipelines: int) -> float:
+        """How often a shard is read by all `pipelines` together, on average: 1 where they divide the shards."""
+        return sum(len(self.part(p, pipelines).shards) for p in range(pipelines)) / self.logical_shards
 
     def replica_records(self, step: int, replicas: int, pipelines: int, batch: int = 0) -> list[np.ndarray]:
         """The record numbers that each replica is fed in global batch `batch` of `step`.
 
         `replicas` arrays, int64 [global_batch / replicas].
         """
+        shares = [shard.take(self.position(step, batch), self.share) for shard in self.shards]
         fed = []
         for pipeline in range(pipelines):
-            shards = self.pipeline_shards(pipeline, pipelines)
-            records = np.concatenate([shard.take(self.position(step, batch), self.share) for shard in shards])
+            mine, start, stop = self.part(pipeline, pipelines)
+            records = np.concatenate([shares[shard.number] for shard in mine])[start:stop]
             fed.extend(np.split(records, replicas // pipelines))
         return fed
 

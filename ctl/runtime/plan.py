@@ -77,12 +77,14 @@ def data_rows(config: ml_collections.ConfigDict, data: Data) -> dict[str, str]:
     )
     rows['shuffle'] = _shuffle_text(config, data)
     for pipeline in range(min(data.pipelines, MOST_PIPELINES)):
-        mine = layout.pipeline_shards(pipeline, data.pipelines)
+        mine = layout.part(pipeline, data.pipelines).shards
         records = sum(shard.records for shard in mine)
         files = len({int(file) for shard in mine for file in index.locate(shard.starts)[0]})
         rows[f'pipeline {pipeline} of {data.pipelines}'] = f'{files} files, {records:,} records'
     if data.pipelines > MOST_PIPELINES:
         rows['more pipelines'] = f'{data.pipelines - MOST_PIPELINES}, with shares as equal'
+    if layout.times_read(data.pipelines) > 1:
+        rows['read again'] = read_again_text(data)
     epoch = index.records / layout.global_batch_size / layout.batches_per_step
     rows['epoch'] = f'{epoch:,.1f} steps; {config.train.steps:,} steps are {config.train.steps / epoch:.2f} epochs'
     part = '' if data.eval_records == data.evaluation.records else f'the first {data.eval_records:,} of '
@@ -94,10 +96,20 @@ def data_rows(config: ml_collections.ConfigDict, data: Data) -> dict[str, str]:
     return rows
 
 
+def read_again_text(data: Data) -> str:
+    """Where pipelines do not divide the shards: what that costs."""
+    shards, times = data.layout.logical_shards, data.layout.times_read(data.pipelines)
+    return (
+        f'{times - 1:.0%} of the records: {data.pipelines} pipelines do not divide {shards} shards, and one that '
+        'several need is read by each, which takes its part of it'
+    )
+
+
 def _shuffle_text(config: ml_collections.ConfigDict, data: Data) -> str:
     layout = data.layout
     bounded = layout.window_records < config.data.window_records
-    held = choices.WINDOWS_HELD * layout.logical_shards * layout.window_records * int(data.train.sizes.mean())
+    shards = layout.logical_shards * layout.times_read(data.pipelines)
+    held = choices.WINDOWS_HELD * shards * layout.window_records * int(data.train.sizes.mean())
     return (
         f'windows of {layout.window_records:,} records in blocks of {layout.block_records}; '
         f'those of all shards take up to {held / 2**20:,.0f} MiB'
