@@ -37,6 +37,8 @@ def write_data(folder: pathlib.Path, train: int = 80, evaluation: int = 13, **se
         'model__discriminator_width': 4,
         'train__global_batch_size': 8,
         'log__every': 1,
+        'eval__at_start': 'false',
+        'model__average': 0,
         **settings,
     }
     return ['--experiment=gan_images', *overrides(**flags)]

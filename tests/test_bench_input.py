@@ -2,10 +2,13 @@
 
 import json
 
+import pytest
+
 from tests.runs import write_data
 from tools import bench_input
 
 
+@pytest.mark.slow
 def test_the_benchmark_times_every_pipeline_in_turn_and_gives_ratios(tmp_path, capsys):
     words = [*write_data(tmp_path), '--rounds=1', '--seconds=0.1']
     assert bench_input.main([*words, '--json']) == 0

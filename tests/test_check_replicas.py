@@ -50,9 +50,9 @@ def run(flags, tmp_path, fault='pass', returned=SOUND, *words):
     return check_replicas.main([f'--experiment={path}', *flags, *words])
 
 
-@pytest.mark.parametrize('numbers', [(1, 4), pytest.param((1, 2, 4), marks=pytest.mark.slow)])
+@pytest.mark.parametrize('numbers', [(1, 2), pytest.param((1, 2, 4), marks=pytest.mark.slow)])
 def test_a_sound_experiment_passes_on_every_topology(flags, tmp_path, capsys, numbers):
-    words = [] if numbers == (1, 2, 4) else ['--replicas=' + ','.join(map(str, numbers))]  # the default, or fewer
+    words = [] if numbers == (1, 2, 4) else ['--replicas=1,2', '--steps=2']  # the default, or fewer
     assert run(flags, tmp_path, 'pass', SOUND, *words) == 0
     out = capsys.readouterr().out
     for replicas in numbers:
@@ -66,7 +66,9 @@ def test_a_sound_experiment_passes_on_every_topology(flags, tmp_path, capsys, nu
     'fault, returned, cause',
     [
         ('pass', MEAN, 'a mean taken inside the replica'),
-        ('prediction = clipped(prediction)', SOUND, 'a clip before the reduce'),
+        pytest.param(
+            'prediction = clipped(prediction)', SOUND, 'a clip before the reduce', marks=pytest.mark.slow
+        ),
         pytest.param(
             'prediction = prediction - tf.reduce_mean(prediction)', SOUND, 'batch statistics', marks=pytest.mark.slow
         ),

@@ -148,7 +148,7 @@ def test_data_that_an_experiment_made_itself_is_found_or_made_again_with_the_wor
     folder.mkdir()
     (tmp_path / 'own.py').write_text(
         'from experiments import bert_mlm\nfrom ctl.experiment import DefaultData\nfrom tests import runs\n'
-        'from experiments.bert_mlm import get_config, make_experiment\nimport pathlib\n\n\n'
+        'from tests.shallow_bert import get_config, make_experiment\nimport pathlib\n\n\n'
         f'def make_default_data(config, say):\n    say("making")\n    runs.write_data(pathlib.Path({str(folder)!r}))\n'
         f'    return DefaultData("{folder}/train*", "{folder}/eval*", "its own")\n'
     )
@@ -245,7 +245,7 @@ def test_a_file_of_ones_own_is_noted_by_its_absolute_path_and_found_from_another
     folder = tmp_path / 'mine'
     folder.mkdir()
     words = [word for word in write_data(folder) if not word.startswith('--experiment')]
-    (folder / 'own.py').write_text('from experiments.bert_mlm import *\n')
+    (folder / 'own.py').write_text('from tests.shallow_bert import *\n')
     monkeypatch.chdir(folder)
     assert door('--experiment=own.py', *words, '--config.train.steps=1', '--workdir=run') == 0
     monkeypatch.chdir(tmp_path)

@@ -79,6 +79,7 @@ def test_words_are_quoted_for_a_shell():
     assert command('ctl.train', '--workdir=a b').endswith("-m ctl.train '--workdir=a b'")
 
 
+@pytest.mark.slow
 def test_the_remedy_of_an_experiment_without_images_makes_records_of_them(tmp_path, capsys):
     assert door('--experiment=gan_images', f'--workdir={tmp_path / "run"}') == 2
     line = printed_after('prints the command: ', capsys.readouterr().err).replace('FOLDER', 'photos')

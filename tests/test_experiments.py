@@ -23,8 +23,8 @@ def make_up(feature: Feature, rng: np.random.Generator) -> np.ndarray | bytes:
 
 @pytest.mark.xdist_group('digits')  # whose classifier is made once
 @pytest.mark.parametrize(
-    'name',  # tests/test_gan_digits.py trains that one for longer
-    [pytest.param(name, marks=[pytest.mark.slow] if name == 'gan_digits' else []) for name in list_experiments()],
+    'name',  # tests/test_make_bert_records.py trains that one, and tests/test_gan.py the model of the GANs
+    [pytest.param(name, marks=[] if name == 'gan_images' else [pytest.mark.slow]) for name in list_experiments()],
 )
 def test_an_experiment_trains_two_steps_and_says_what_it_is(name, tmp_path):
     assert list_experiments()[name].endswith('.')

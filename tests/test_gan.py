@@ -74,7 +74,7 @@ def test_each_player_is_updated_as_often_a_step_as_asked(tmp_path, generator, di
     flags = image_records.write_data(
         tmp_path, generator__updates=generator, discriminator__updates=discriminator, train__update_order=order
     )
-    assert door(*flags, '--config.train.steps=3', '--config.eval.at_start=false', f'--workdir={tmp_path / "run"}') == 0
+    assert door(*flags, '--config.train.steps=3', f'--workdir={tmp_path / "run"}') == 0
     assert iterations(tmp_path / 'run', 'generator') == 3 * generator
     assert iterations(tmp_path / 'run', 'discriminator') == 3 * discriminator
     assert Workdir(tmp_path / 'run').lines('train')[-1]['examples'] == 3 * 8
@@ -233,7 +233,7 @@ def test_an_update_outside_of_a_replica_is_refused_with_where_it_belongs(players
 
 def generator_after_a_step(folder, name, **settings):
     settings = {'generator__name': 'sgd', 'discriminator__learning_rate': 0.1, **settings}
-    flags = image_records.write_data(folder, train__steps=1, eval__at_start='false', **settings)
+    flags = image_records.write_data(folder, train__steps=1, **settings)
     assert door(*flags, f'--workdir={folder / name}') == 0
     return Workdir(folder / name).tensors('models/generator')
 
@@ -379,7 +379,7 @@ def test_settings_that_do_not_go_together_are_refused_in_one_line(tmp_path, caps
 
 def test_the_samples_are_of_the_same_latent_points_every_time_in_the_workdir_and_in_tensorboard(tmp_path):
     still = overrides(generator__learning_rate=0.0, discriminator__learning_rate=0.0, eval__every=2, model__classes=3)
-    flags = [*image_records.write_data(tmp_path, train__steps=4), *still]
+    flags = [*image_records.write_data(tmp_path, train__steps=4, eval__at_start='true'), *still]
     assert door(*flags, f'--workdir={tmp_path / "run"}') == 0
     pictures = [tmp_path / 'run' / 'pictures' / f'samples-{step}.png' for step in (0, 2, 4)]
     first = pictures[0].read_bytes()

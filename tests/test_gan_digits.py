@@ -9,6 +9,7 @@ from ctl.experiment import load_experiment
 from tests.runs import Workdir, door, overrides, printed_after
 
 
+@pytest.mark.slow
 @pytest.mark.xdist_group('digits')
 def test_digits_come_closer_than_a_third_of_the_first_distance_and_than_digits_with_noise(tmp_path, capsys):
     """In an eighth of its steps."""
@@ -27,6 +28,7 @@ def test_digits_come_closer_than_a_third_of_the_first_distance_and_than_digits_w
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.xdist_group('digits')
 def test_the_digits_are_1797_and_every_fifth_is_held_out(tmp_path):
     from tools import make_digits

@@ -2,19 +2,23 @@
 
 import pytest
 
-from tests.runs import Workdir, door, overrides, relative_difference, write_data
+from tests.runs import Workdir, door, overrides, relative_difference, write_data, write_shallow
 
-# One worker process for each optimizer: its runs share the run on one replica.
-OPTIMIZERS = [
-    pytest.param(name, marks=[pytest.mark.xdist_group(name), *([] if name == 'lamb' else [pytest.mark.slow])])
-    for name in ('lamb', 'adamw', 'sgd', 'adam')
+# One worker process for each: its runs share the run on one replica.
+UPDATES = [
+    pytest.param((name, write), marks=[pytest.mark.xdist_group(name), *([] if quick else [pytest.mark.slow])])
+    for name, write, quick in [
+        ('lamb', write_shallow, True),
+        *((name, write_data, False) for name in ('lamb', 'adamw', 'sgd', 'adam')),
+    ]
 ]
 
 
-@pytest.fixture(scope='module', params=OPTIMIZERS)
+@pytest.fixture(scope='module', params=UPDATES)
 def one_replica(request, tmp_path_factory):
-    folder = tmp_path_factory.mktemp(request.param)
-    flags = write_data(folder) + overrides(optimizer__name=request.param, train__steps=20)
+    name, write = request.param
+    folder = tmp_path_factory.mktemp(name)
+    flags = write(folder) + overrides(optimizer__name=name, train__steps=20)
     assert door(*flags, f'--workdir={folder / "one"}') == 0
     return flags, Workdir(folder / 'one')
 

@@ -89,7 +89,7 @@ def modules(monkeypatch):
 )
 def test_the_step_is_traced_once_in_50_steps(tmp_path, modules, replicas, microbatches):
     flags = line_flags(tmp_path) + overrides(
-        train__steps=50, devices__replicas=replicas, train__microbatches=microbatches, eval__every=20, log__every=7
+        train__steps=50, devices__replicas=replicas, train__microbatches=microbatches, eval__every=30, log__every=17
     )
     assert door(*flags, f'--workdir={tmp_path / "run"}') == 0
     training = [seed for seed in modules[0].traces if seed is not None]

@@ -24,13 +24,14 @@ from tests.runs import (
     write_shallow,
 )
 
-STEPS, LONG_STEPS, GAN_STEPS = 80, 150, 100
+STEPS, LONG_STEPS, GAN_STEPS = 40, 150, 100
+EVAL_EVERY = 10
 LONG = overrides(
     train__steps=STEPS,
     devices__replicas=2,
     model__dropout=0.1,
     log__every=1,
-    eval__every=20,
+    eval__every=EVAL_EVERY,
     checkpoint__every=5,
 )
 
@@ -76,12 +77,12 @@ def saved_step(workdir):
 def test_a_signal_saves_and_ends_with_exit_75_and_the_same_command_goes_on(flags, unbroken, tmp_path, number):
     words = [*flags, f'--workdir={tmp_path}']
     with running(*words) as process:
-        assert wait_for_step(process, 23)
+        assert wait_for_step(process, 12)
         process.send_signal(number)
         error = process.communicate()[1]
     assert process.returncode == 75
     step = saved_step(tmp_path)
-    assert 23 <= step < STEPS
+    assert 12 <= step < STEPS
     assert error.startswith(f'{number.name} received: saved at step {step}. Go on with: ')
     assert error.count('\n') == 1 and words_for_the_door(error) == words
     assert not (tmp_path / 'lock').exists()
@@ -115,11 +116,11 @@ def a_signal_in_every_evaluation():
 @pytest.mark.slow
 @pytest.mark.xdist_group('stop')
 def test_a_signal_in_an_evaluation_saves_and_the_evaluation_comes_when_the_run_goes_on(flags, unbroken, tmp_path):
-    """It comes in the first batch of the evaluation of step 20."""
+    """It comes in the first batch of the evaluation of step 10."""
     words = [*flags, f'--workdir={tmp_path}']
     with a_signal_in_every_evaluation():
         assert door(*words) == 75
-    assert saved_step(tmp_path) == 20
+    assert saved_step(tmp_path) == EVAL_EVERY
     assert Workdir(tmp_path).lines('eval') == []
     assert door(*words) == 0
     check_equal(Workdir(tmp_path), unbroken)
@@ -129,12 +130,12 @@ def test_a_signal_in_an_evaluation_saves_and_the_evaluation_comes_when_the_run_g
 @pytest.mark.xdist_group('stop')
 def test_a_signal_in_the_same_evaluation_again_and_in_the_last_loses_none(flags, tmp_path):
     """The evaluation that the first start was interrupted in is the first thing that the second one does."""
-    words = [*flags, '--config.train.steps=20', f'--workdir={tmp_path}']
+    words = [*flags, f'--config.train.steps={EVAL_EVERY}', f'--workdir={tmp_path}']
     with a_signal_in_every_evaluation():
         assert [door(*words) for _ in range(2)] == [75, 75]
     assert Workdir(tmp_path).lines('eval') == []
     assert door(*words) == 0
-    assert [line['step'] for line in Workdir(tmp_path).lines('eval')] == [20]
+    assert [line['step'] for line in Workdir(tmp_path).lines('eval')] == [EVAL_EVERY]
 
 
 @pytest.mark.xdist_group('stop')
@@ -181,13 +182,13 @@ def kill_somewhere(process, workdir, where, rng):
     if where == 'start-up':
         time.sleep(rng.uniform(0, 9))
     elif where == 'training':
-        wait_for_step(process, begun + rng.randrange(1, 20))
+        wait_for_step(process, begun + rng.randrange(1, EVAL_EVERY))
         time.sleep(rng.uniform(0, 0.1))
     elif where == 'evaluation':
-        wait_for_step(process, (begun // 20 + 1) * 20)
+        wait_for_step(process, (begun // EVAL_EVERY + 1) * EVAL_EVERY)
         time.sleep(rng.uniform(0, 0.02))
     else:
-        wait_for_step(process, begun + rng.randrange(1, 20))
+        wait_for_step(process, begun + rng.randrange(1, EVAL_EVERY))
         there = set(workdir.glob('checkpoints/*'))  # the first file of the next save is one more
         while process.poll() is None and set(workdir.glob('checkpoints/*')) <= there:
             time.sleep(0.0005)
@@ -211,7 +212,7 @@ def check_kills(flags, unbroken, workdir, moments, seed):
 
 @pytest.mark.xdist_group('stop')
 def test_a_run_killed_again_and_again_is_the_run_never_killed(flags, unbroken, tmp_path):
-    check_kills(flags, unbroken, tmp_path, ['save', 'evaluation'], seed=0)
+    check_kills(flags, unbroken, tmp_path, ['evaluation', 'save'], seed=0)
 
 
 @pytest.fixture(scope='module')
@@ -227,7 +228,7 @@ def gan_flags():
         model__generator_norm='batch',
         devices__replicas=2,
         log__every=1,
-        eval__every=20,
+        eval__every=EVAL_EVERY,
         checkpoint__every=5,
     )
 
