@@ -31,6 +31,10 @@ class Interrupted(Exception):
     exit_code = 75
 
 
+class WorkdirLost(Interrupted):
+    """Another run has taken the workdir over; this one has written nothing more."""
+
+
 def exit_code_of(program: Callable[[], None]) -> int:
     """Runs a program; 0, or the exit code of the error that ended it, whose message goes to standard error."""
     try:

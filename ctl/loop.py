@@ -11,7 +11,7 @@ import orbit
 from ctl import config as config_lib
 from ctl.data import pipeline, records
 from ctl.data.inputs import Data, choose_data, find_data
-from ctl.errors import GuardError, Interrupted
+from ctl.errors import GuardError, Interrupted, WorkdirLost
 from ctl.evaluator import Evaluator
 from ctl.experiment import Experiment
 from ctl.nonfinite import NonFinite
@@ -220,6 +220,8 @@ def _stops_explained(session: Session, parts: _Parts) -> Iterator[None]:
         if error.step is not None:
             session.say(plan.feed_text(parts.data, error.step, session.replicas, most=None))
         raise
+    except WorkdirLost:
+        raise  # nothing was saved, and the same command would find the other run
     except Interrupted as interruption:
         saved = 'nothing was trained yet'
         if parts.checkpoints.newest:
@@ -251,6 +253,7 @@ def _train(session: Session, parts: _Parts, evaluator: Evaluator, numbers: Numbe
             strategy=session.strategy,
             steps_per_loop=lambda now: calendar.loop(now, trainer.seconds_per_step),
             train_actions=[
+                session.check_workdir,
                 actions.TimeAccount(clock, trainer),
                 agreement,
                 actions.Reporter(numbers, progress, step, batch_size * data.layout.batches_per_step, data.bad),

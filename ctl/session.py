@@ -52,6 +52,7 @@ class Session:
       console: for the plan and the progress; quiet where this worker is not the chief.
       stop: whether a signal has asked the run to end.
       clock: where the time goes.
+      lease: of the workdir; None where this process writes nothing there.
     """
 
     asked: Run
@@ -61,10 +62,16 @@ class Session:
     say: Callable[[str], None]
     stop: signals.Stop
     clock: Clock
+    lease: lock.Lease | None
 
     def announce(self, text: str) -> None:
         """Prints a line that all workers would print, once."""
         self.console.print(text, markup=False)
+
+    def check_workdir(self, output: object = None) -> None:
+        """Before something is written to the workdir; raises WorkdirLost when another run has it now."""
+        if self.lease:
+            self.lease.check()
 
     @property
     def alone(self) -> bool:
@@ -96,11 +103,12 @@ def started(asked: Run) -> Iterator[Session]:
             print(f'worker {workers.index}: {text}', flush=True)
 
     strategy = devices.make_strategy(asked.config.devices, workers, say)  # before any other TensorFlow object
-    owned = lock.owned(asked.workdir, say, asked.break_lock)
-    if asked.dry_run or not workers.chief:
-        owned = contextlib.nullcontext()
-    with _ends_explained(asked, workers), signals.Stop().watching() as stop, owned:
-        yield Session(asked, workers, strategy, console, say, stop, clock)
+    with _ends_explained(asked, workers), signals.Stop().watching() as stop, contextlib.ExitStack() as stack:
+        lease = None
+        if workers.chief and not asked.dry_run:
+            patience = asked.config.devices.start_timeout
+            lease = stack.enter_context(lock.owned(asked.workdir, say, asked.break_lock, patience, stop.check))
+        yield Session(asked, workers, strategy, console, say, stop, clock, lease)
 
 
 @contextlib.contextmanager

@@ -12,7 +12,12 @@ from ctl import flags
 
 def _define(values: absl_flags.FlagValues) -> None:
     absl_flags.DEFINE_bool('dry_run', False, 'print the plan, check that the run could start, stop', flag_values=values)
-    absl_flags.DEFINE_bool('break_lock', False, 'take the workdir over from another machine', flag_values=values)
+    absl_flags.DEFINE_bool(
+        'break_lock',
+        False,
+        'take the workdir over from another machine as soon as it gives no sign of life',
+        flag_values=values,
+    )
 
 
 PROGRAM = flags.ExperimentProgram('ctl.train', __doc__, _define)

@@ -163,6 +163,18 @@ def write_data(
 write_shallow = functools.partial(write_data, experiment=str(ROOT / 'tests' / 'shallow_bert.py'))
 
 
+def walk(places: Sequence[int]) -> list[int]:
+    """A way that goes from every place to every other once and ends where it began (Hierholzer 1873)."""
+    left = {a: [b for b in places if b != a] for a in places}
+    way, stack = [], [places[0]]
+    while stack:
+        if left[stack[-1]]:
+            stack.append(left[stack[-1]].pop())
+        else:
+            way.append(stack.pop())
+    return way[::-1]
+
+
 @dataclasses.dataclass(frozen=True)
 class Workdir:
     path: pathlib.Path

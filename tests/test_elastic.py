@@ -21,6 +21,7 @@ from tests.runs import (
     overrides,
     relative_difference,
     start_workers,
+    walk,
     write_shallow,
 )
 from tools import explain_input
@@ -49,18 +50,6 @@ def check_the_same(never_stopped, found):
     assert relative_difference(never_stopped.weights, found.weights) <= 1e-5
     for a, b in zip(never_stopped.lines('train'), found.lines('train'), strict=True):
         assert b['loss'] == pytest.approx(a['loss'], rel=1e-5)
-
-
-def walk(places):
-    """A way from place to place that goes from every one to every other once: Hierholzer's, by hand."""
-    left = {a: [b for b in places if b != a] for a in places}
-    way, stack = [], [places[0]]
-    while stack:
-        if left[stack[-1]]:
-            stack.append(left[stack[-1]].pop())
-        else:
-            way.append(stack.pop())
-    return way[::-1]
 
 
 def test_a_walk_takes_every_direction_once():
@@ -208,7 +197,7 @@ def body(request):
     with strategy.scope():
         source = records.make_source(data.train, request.module.make_experiment(request.config), data.bad)
     dataset = pipeline.distribute(strategy, pipeline.make_train_dataset_fn(source, data.layout, 0), False)
-    for step, batch in zip(range(20), dataset):
+    for step, batch in zip(range(24), dataset):
         (mine,) = strategy.experimental_local_results(batch['record'])
         print(json.dumps(mine.numpy().tolist()), flush=True)
 sys.exit(flags.ExperimentProgram('reader', '').run(sys.argv[1:], body))

@@ -20,6 +20,7 @@ from tests.runs import (
     printed_after,
     relative_difference,
     start_workers,
+    walk,
     without_rates,
     words_for_the_door,
     write_shallow,
@@ -135,6 +136,33 @@ def test_a_run_goes_on_with_more_workers(flags, alone, tmp_path):
     outputs = finish(workers)
     assert [worker.returncode for worker in workers] == [0, 0], outputs
     check_same(Workdir(tmp_path), alone)
+
+
+UP_TO = """
+import sys
+from tests.runs import door_until
+door_until(int(sys.argv[1]), *sys.argv[2:])
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.xdist_group('workers')
+def test_a_run_goes_on_between_1_2_and_3_workers_in_every_direction(flags, tmp_path):
+    """3 workers do not divide the 4 shards."""
+    words = [*flags, '--config.train.global_batch_size=24']
+    assert door(*words, f'--workdir={tmp_path / "alone"}') == 0
+    words.append(f'--workdir={tmp_path / "together"}')
+    *before, last = walk([1, 2, 3])
+    assert last == 1
+    for step, count in enumerate(before, start=3):
+        if count == 1:
+            door_until(step, *words)
+            continue
+        workers = start_workers(count, '-c', UP_TO, str(step), *words, *TOGETHER)
+        outputs = finish(workers)
+        assert [worker.returncode for worker in workers] == [0] * count, outputs
+    assert door(*words) == 0
+    check_same(Workdir(tmp_path / 'together'), Workdir(tmp_path / 'alone'))
 
 
 @pytest.mark.slow
