@@ -16,12 +16,13 @@ from ctl.evaluator import Evaluator
 from ctl.experiment import Experiment
 from ctl.nonfinite import NonFinite
 from ctl.optimizers import make_optimizer
-from ctl.runtime import actions, cluster, devices, plan, reporting
+from ctl.runtime import actions, cluster, devices, lock, plan, reporting
 from ctl.runtime import workdir as workdir_lib
 from ctl.runtime.actions import Calendar, Numbers
 from ctl.runtime.checkpoints import Checkpoints, find_checkpoint
 from ctl.runtime.clock import as_text
 from ctl.runtime.pictures import Pictures
+from ctl.runtime.stall import Watch
 from ctl.runtime.state import State
 from ctl.runtime.tensorboard import TensorBoard
 from ctl.session import Run, Session, started
@@ -52,6 +53,7 @@ class _Parts:
 
     experiment: Experiment
     trainer: Trainer
+    watch: Watch
     checkpoints: Checkpoints
     data: Data
     source: records.Source
@@ -83,7 +85,8 @@ def _run(session: Session) -> None:
         say(plan.feed_text(parts.data, step, session.replicas))
         say('Dry run: the run could start. Nothing was trained, and nothing written to the workdir.')
         return
-    if step > config.train.steps or (step == config.train.steps and metrics.has(step, 'eval')):
+    evaluated = session.as_the_chief_says(metrics.has(step, 'eval'))
+    if step > config.train.steps or (step == config.train.steps and evaluated):
         say(f'Already at step {step} of {config.train.steps}. A larger --config.train.steps goes on from here.')
         return
 
@@ -110,7 +113,7 @@ def _say_if_older(session: Session) -> None:
 
 
 def _check_workers(session: Session, found: Data) -> None:
-    """Raises UserError when workers are about to do different things."""
+    """Raises UserError when workers are about to do different things, or in different folders."""
     if session.alone:
         return
     said = {
@@ -119,6 +122,11 @@ def _check_workers(session: Session, found: Data) -> None:
         'set of evaluation records': found.evaluation.digest,
     }
     cluster.check_agreement(session.strategy, session.workers, said)
+    if session.asked.dry_run:
+        return
+    token = session.as_the_chief_says(int(session.lease.token, 16) if session.lease else 0)
+    sees = lock.sees(session.asked.workdir, f'{token:0{2 * lock.TOKEN_BYTES}x}')
+    cluster.check_shared(session.strategy, session.workers, session.asked.workdir, sees)
 
 
 def _make_parts(session: Session, found: Data) -> _Parts:
@@ -128,6 +136,7 @@ def _make_parts(session: Session, found: Data) -> _Parts:
     keras.utils.clear_session()
     keras.utils.set_random_seed(config.train.seed)
     devices.set_precision(config.train.precision)  # clear_session forgets it
+    watch = Watch(config.devices.stall_seconds, f'The checkpoints are in {asked.workdir}. Go on with: {asked.command}')
     with session.strategy.scope():
         experiment = asked.module.make_experiment(config)
         data = found.for_batches(experiment.update_names(config.train))
@@ -154,7 +163,7 @@ def _make_parts(session: Session, found: Data) -> _Parts:
         )
         skip, most_in_a_row = config.train.on_nonfinite == 'skip', config.train.max_nonfinite
         nonfinite = NonFinite(skip, most_in_a_row, list(optimizers), say_skipped)
-        trainer = Trainer(session.strategy, training, nonfinite, config.log.every, count_skipped=data.bad.skip)
+        trainer = Trainer(session.strategy, training, nonfinite, config.log.every, watch, count_skipped=data.bad.skip)
     checkpoints = Checkpoints(
         asked.workdir / 'checkpoints',
         State(trainer.step, experiment, optimizers, trainer.sums),
@@ -163,7 +172,7 @@ def _make_parts(session: Session, found: Data) -> _Parts:
         writes=session.workers.chief,
     )
     source, eval_source = (records.make_source(each, experiment, data.bad) for each in (data.train, data.evaluation))
-    return _Parts(experiment, trainer, checkpoints, data, source, eval_source)
+    return _Parts(experiment, trainer, watch, checkpoints, data, source, eval_source)
 
 
 def _restore(session: Session, checkpoints: Checkpoints) -> tuple[int, str | None]:
@@ -171,8 +180,7 @@ def _restore(session: Session, checkpoints: Checkpoints) -> tuple[int, str | Non
     asked = session.asked
     with session.strategy.scope(), session.clock.during('restore'):
         step = checkpoints.choose(session.say, touch=not asked.dry_run) if session.workers.chief else 0
-        if not session.alone:
-            step = int(cluster.gather(session.strategy, [step])[0, 0])
+        step = session.as_the_chief_says(step)
         checkpoints.restore(step)
         if step or not asked.config.train.init_checkpoint:
             return step, None
@@ -234,7 +242,7 @@ def _train(session: Session, parts: _Parts, evaluator: Evaluator, numbers: Numbe
     config, clock, data = session.asked.config, session.clock, parts.data
     trainer, checkpoints, calendar = parts.trainer, parts.checkpoints, Calendar.of(config)
     step, batch_size, first = trainer.step, config.train.global_batch_size, int(trainer.step.numpy())
-    with reporting.Progress(session.console, config.train.steps, first) as progress:
+    with reporting.Progress(session.console, config.train.steps, first) as progress, parts.watch.watching():
         agreement = actions.Agreement(session.strategy, session.workers, session.stop, trainer)
         evaluation = actions.Evaluation(
             evaluator,
@@ -269,7 +277,8 @@ def _train(session: Session, parts: _Parts, evaluator: Evaluator, numbers: Numbe
         if session.alone:
             session.stop.check()
         due = calendar.due(calendar.evaluate, first) if first else config.eval.at_start
-        if due and not numbers.metrics.has(first, 'eval'):  # otherwise the run was interrupted in it
+        # Where it is due and not there, the run was interrupted in it.
+        if session.as_the_chief_says(due and not numbers.metrics.has(first, 'eval')):
             evaluation.now()
             if session.alone:
                 session.stop.check()  # it may have been interrupted again
@@ -277,8 +286,7 @@ def _train(session: Session, parts: _Parts, evaluator: Evaluator, numbers: Numbe
         with clock.during('save'):
             checkpoints.finish()
         clock.saved()
-        if not session.alone:
-            cluster.gather(session.strategy, [0])  # none leaves before the chief has written
+        agreement.wait_for_all()  # none leaves before the chief has written
     return evaluation.newest
 
 

@@ -73,6 +73,10 @@ class Session:
         if self.lease:
             self.lease.check()
 
+    def as_the_chief_says(self, number: int) -> int:
+        """The chief's number, for all workers, which must all call this: what they read may differ for a moment."""
+        return number if self.alone else int(cluster.gather(self.strategy, [number])[0, 0])
+
     @property
     def alone(self) -> bool:
         return self.workers is cluster.ALONE

@@ -106,6 +106,9 @@ BASE = {
             'auto is one for 1 replica, mirrored for more; multi_worker is as TF_CONFIG or Slurm says',
             choices=('auto', 'one', 'mirrored', 'multi_worker'),
         ),
+        'stall_seconds': Setting(
+            600, 'seconds that steps may take beyond what they took before, until the run ends; 0 is off', minimum=0
+        ),
         'start_timeout': Setting(300, 'seconds that workers wait for each other', minimum=1),
         'replicas': Setting(
             0,

@@ -12,6 +12,7 @@ import tensorflow as tf
 from ctl import reduce
 from ctl.experiment import Average, Batch, Objective
 from ctl.nonfinite import NonFinite, snapshot
+from ctl.runtime.stall import Watch
 from ctl.update import Training, make_updates
 
 
@@ -39,6 +40,7 @@ class Trainer(orbit.StandardTrainer):
         training: Training,
         nonfinite: NonFinite,
         report_every: int,
+        watch: Watch,
         count_skipped: bool = False,
     ):
         """In strategy.scope(); set `train_dataset` later.
@@ -46,12 +48,13 @@ class Trainer(orbit.StandardTrainer):
         Args:
           nonfinite: what is done about steps that are not finite.
           report_every: steps between two reports.
+          watch: is told of every inner loop and step.
           count_skipped: whether to count and report the examples of weight 0.
         """
         super().__init__(train_dataset=None)
         self.step = orbit.utils.create_global_step()
         self.strategy, self._training, self._nonfinite = strategy, training, nonfinite
-        self._report_every, self._count_skipped = report_every, count_skipped
+        self._report_every, self._count_skipped, self._watch = report_every, count_skipped, watch
         self._objectives = tuple(training.experiment.objectives)
         of_objectives = [name for o in self._objectives for name in (*self._names(o), *o.watched)]
         names = dict.fromkeys(['steps', 'loss', *of_objectives])
@@ -61,6 +64,11 @@ class Trainer(orbit.StandardTrainer):
         self.seconds_per_step: float | None = None
         self._input_seconds = tf.Variable(0.0, dtype=tf.float64, trainable=False)
         self._timed_steps, self._timed_seconds = 0, 0.0  # of this process: a restart must not inflate the rate
+
+    def train(self, num_steps: tf.Tensor) -> dict[str, float]:
+        """An inner loop, as Orbit calls it."""
+        with self._watch.loop(int(self.step.numpy()), int(num_steps), self.seconds_per_step):
+            return super().train(num_steps)
 
     def train_loop_begin(self):
         self._began_at_step, self._began = int(self.step.numpy()), time.perf_counter()
@@ -82,14 +90,17 @@ class Trainer(orbit.StandardTrainer):
                 value = tf.where(finite, value, tf.zeros_like(value))
             self._means[name].assign_add(value)
         self.step.assign_add(1)
+        with tf.control_dependencies([finite]):
+            self._watch.steps_done.assign_add(1)
 
     def _next_batch(self, iterator):
         """The next batch of every replica, and how long it took to come."""
         asked = tf.timestamp()
-        with tf.control_dependencies([asked]):
+        with tf.control_dependencies([asked, self._watch.awaits_input.assign(True, read_value=False)]):
             batch = next(iterator)
         with tf.control_dependencies(self.strategy.experimental_local_results(batch['record'])):
             self._input_seconds.assign_add(tf.timestamp() - asked)
+            self._watch.awaits_input.assign(False)
         return batch
 
     def take_input_seconds(self) -> float:

@@ -3,27 +3,30 @@
     python -m tools.launch --workers=2 [--restarts=3] -- --experiment=bert_mlm [--config.KEY=VALUE ...]
 
 What stands after -- is for ctl.train. It does here what a cluster does elsewhere: give every worker its TF_CONFIG,
-prefix what it prints, pass signals on, and restart. Ends with the exit code of the run.
+share out the GPUs, prefix what it prints, pass signals on, and restart. Ends with the exit code of the run.
 """
 
 import json
 import os
+import pathlib
 import signal
 import socket
 import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from absl import flags
 
 from ctl.command_line import Program, Request
 from ctl.errors import GuardError, Interrupted, UserError
 from ctl.flags import COMMAND_VARIABLE
+from ctl.settings import BASE
 
-# How long the others have to end by themselves when one has ended with an error.
+# How long the others have to end by themselves when one has ended with an error that would come again.
 PATIENCE_SECONDS = 60.0
+_NVIDIA = pathlib.Path('/proc/driver/nvidia/gpus')
 # Exit codes that would only come again.
 _FINAL = (UserError.exit_code, GuardError.exit_code)
 
@@ -63,6 +66,8 @@ class _Launcher:
     def __init__(self, workers: int, words: Sequence[str], command: str):
         """`words` for ctl.train; `command` is what the person typed, for the message on how to go on."""
         self._count, self._words, self._command = workers, words, command
+        self._gpus = share_gpus(os.environ, workers)
+        self._stall_seconds = _stall_seconds(words)
         self._processes: list[subprocess.Popen] = []
         self.signalled = False
 
@@ -94,7 +99,7 @@ class _Launcher:
         config = {'cluster': cluster, 'task': {'type': 'worker', 'index': index}}
         return subprocess.Popen(
             [sys.executable, '-m', 'ctl.train', '--config.devices.strategy=multi_worker', *self._words],
-            env={**os.environ, 'TF_CONFIG': json.dumps(config), COMMAND_VARIABLE: self._command},
+            env={**os.environ, **self._gpus[index], 'TF_CONFIG': json.dumps(config), COMMAND_VARIABLE: self._command},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -103,15 +108,55 @@ class _Launcher:
 
     def _wait(self) -> list[int]:
         """Exit codes of all, killed where they do not end after another has failed."""
-        deadline = None
+        failed_since = None
         while any(process.poll() is None for process in self._processes):
-            if deadline is None and any(process.poll() for process in self._processes):
-                deadline = time.monotonic() + PATIENCE_SECONDS
-            if deadline and time.monotonic() > deadline:
+            codes = [process.poll() for process in self._processes]
+            if failed_since is None and any(codes):
+                failed_since = time.monotonic()
+            patience = self._patience(codes)
+            if failed_since and patience and time.monotonic() > failed_since + patience:
                 for process in self._processes:
                     process.kill()
             time.sleep(0.05)
         return [process.wait() for process in self._processes]
+
+    def _patience(self, codes: Sequence[int | None]) -> float:
+        """Seconds that the others have when some have ended so; 0 for as long as they like."""
+        if any(code not in (None, 0, Interrupted.exit_code) for code in codes):
+            return PATIENCE_SECONDS
+        # After a signal, as at the end, they wait for the chief, which saves for all. Who has lost a worker notices
+        # that by itself, or is stalled.
+        return 0.0 if self.signalled else self._stall_seconds
+
+
+def share_gpus(environment: Mapping[str, str], workers: int) -> list[dict[str, str]]:
+    """What each worker's environment says of GPUs: as many as any other's, or nothing where there are none.
+
+    Raises:
+      UserError: when they do not share evenly.
+    """
+    visible = environment.get('CUDA_VISIBLE_DEVICES')
+    gpus = [str(i) for i in range(len(list(_NVIDIA.glob('*'))))]
+    if visible is not None:
+        gpus = [gpu for gpu in visible.replace(' ', '').split(',') if gpu not in ('', '-1')]
+    if not gpus:
+        return [{}] * workers
+    if len(gpus) % workers:
+        fitting = ' or '.join(str(n) for n in range(1, len(gpus) + 1) if len(gpus) % n == 0)
+        raise UserError(
+            f'--workers={workers}: {len(gpus)} GPUs do not share evenly: take {fitting}, or CUDA_VISIBLE_DEVICES= for '
+            'workers without GPUs.'
+        )
+    each = len(gpus) // workers
+    return [{'CUDA_VISIBLE_DEVICES': ','.join(gpus[i * each : (i + 1) * each])} for i in range(workers)]
+
+
+def _stall_seconds(words: Sequence[str]) -> float:
+    """devices.stall_seconds of the run, as the words for ctl.train have it, or its default."""
+    values = flags.FlagValues()
+    flags.DEFINE_float('config.devices.stall_seconds', BASE['devices']['stall_seconds'].default, '', flag_values=values)
+    values(['launch', *words], known_only=True)
+    return values['config.devices.stall_seconds'].value
 
 
 def free_addresses(count: int) -> list[str]:

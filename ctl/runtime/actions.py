@@ -170,6 +170,11 @@ class Agreement:
             self._agreed = self._stop.received or f'a signal at {self._workers.name(int(asked[0]))}'
         self._trainer.seconds_per_step = float(everyone[:, 1].max()) / 1e6
 
+    def wait_for_all(self) -> None:
+        """Until all workers have come here; none leaves while another needs it, or is started again by a launcher."""
+        if self._workers is not ALONE:
+            gather(self._strategy, [0])
+
 
 class TimeAccount:
     """Says where the time of an inner loop went. The first is start-up: the step is traced in it."""
@@ -271,4 +276,5 @@ class Saver:
                     self._checkpoints.finish()
             self._clock.saved()
         if asked:
+            self._agreement.wait_for_all()  # the chief writes for all
             raise Interrupted(f'{asked} received')

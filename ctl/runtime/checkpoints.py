@@ -33,8 +33,8 @@ class Checkpoints:
           folder: `checkpoints` of the workdir.
           most: how many of the newest stay.
           in_background: whether a save only copies the values, and writes them while training goes on.
-          writes: whether this worker's checkpoints stay. All workers must save, and at the same time: a variable that
-            replicas hold each for itself is read from all of them.
+          writes: whether this worker's checkpoints stay. All workers must save, and at the same time, for a variable
+            that replicas hold each for itself is read from all of them.
         """
         self.state, self.best_folder = state, folder / 'best'
         self._folder, self._most, self._writes = folder, most, writes
@@ -147,6 +147,8 @@ class Checkpoints:
     def _write(self, folder: pathlib.Path, source: State | Copy, step: int, most: int) -> None:
         """Writes a checkpoint into a folder, reads it back, and removes those that are too many there."""
         if not self._writes:
+            if not self.state.read_from_all:
+                return
             with tempfile.TemporaryDirectory() as scratch:
                 source.write(f'{scratch}/ckpt')
             return

@@ -6,6 +6,7 @@ import dataclasses
 import hashlib
 import json
 import math
+import pathlib
 import re
 import signal
 import socket
@@ -260,6 +261,16 @@ def check_agreement(strategy: tf.distribute.Strategy, cluster: Cluster, said: Ma
                     f'{cluster.name(index)} has another {what} than {cluster.name(0)}: start all with the same '
                     'command, on the same files.'
                 )
+
+
+def check_shared(strategy: tf.distribute.Strategy, cluster: Cluster, workdir: pathlib.Path, sees: bool) -> None:
+    """Raises UserError unless every worker `sees` what the chief has written in the workdir."""
+    blind = np.flatnonzero(gather(strategy, [int(sees)])[:, 0] == 0)
+    if len(blind):
+        raise UserError(
+            f'--workdir={workdir}: what {cluster.name(0)} writes there is not seen by {cluster.name(int(blind[0]))}: '
+            'take a folder that all workers share.'
+        )
 
 
 def explain_loss(error: tf.errors.OpError, cluster: Cluster) -> Interrupted | None:

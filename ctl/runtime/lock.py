@@ -25,9 +25,12 @@ from ctl.errors import UserError, WorkdirLost
 
 # TensorFlow can keep Python from running for a while, so a beat may be late; over a network it may be seen late, too.
 BEAT_SECONDS, STALE_SECONDS, LOOK_SECONDS = 10.0, 90.0, 1.0
+# How long a file may take to be seen by another machine.
+SEEN_SECONDS = 60.0
 # What flock says on a file system that has none: some NFS, some Lustre.
 NO_FLOCK = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
 _WIDTH = 400
+TOKEN_BYTES = 7  # as a number, it is an int64
 
 
 def boot_id() -> str:
@@ -107,6 +110,11 @@ class Lease:
                 'this one had given no sign of life, and nothing more was written'
             )
 
+    @property
+    def token(self) -> str:
+        """Hexadecimal digits that are in the file while this process has the workdir, and in no other."""
+        return self._owner.token
+
     def _beat(self) -> None:
         beat = 0
         while not self._ended.wait(BEAT_SECONDS):
@@ -163,6 +171,16 @@ def owned(
             yield lease
         finally:
             lease.end()
+
+
+def sees(workdir: pathlib.Path, token: str) -> bool:
+    """Whether this machine sees that the owner of that token has the workdir, at once or soon."""
+    end = time.monotonic() + SEEN_SECONDS
+    while (owner := _read(workdir / 'lock')) is None or owner.token != token:
+        if time.monotonic() > end:
+            return False
+        time.sleep(LOOK_SECONDS)
+    return True
 
 
 class _Waiting:
@@ -256,7 +274,7 @@ class _Waiting:
     def _write_ours(self) -> Owner | None:
         """Writes who we are; None when another machine did the same, and later."""
         now = datetime.datetime.now().isoformat(sep=' ', timespec='seconds')
-        owner = Owner(socket.gethostname(), os.getpid(), now, boot_id(), secrets.token_hex(8))
+        owner = Owner(socket.gethostname(), os.getpid(), now, boot_id(), secrets.token_hex(TOKEN_BYTES))
         _write(self._path, owner)
         if self._seen:  # so others may have waited for it, too
             time.sleep(2 * LOOK_SECONDS)

@@ -55,6 +55,12 @@ class State:
         """What a checkpoint of it takes on the disk."""
         return sum(v.dtype.size * int(np.prod(v.shape)) for v in self.variables.values())
 
+    @property
+    def read_from_all(self) -> bool:
+        """Whether a variable is one that each replica holds for itself: to read it takes all workers."""
+        on_read = tf.VariableSynchronization.ON_READ
+        return any(getattr(v, 'synchronization', None) == on_read for v in self.variables.values())
+
     def write(self, path: str) -> None:
         """Writes a checkpoint; raises tf.errors.OpError and OSError."""
         tf.train.Checkpoint(**self.tree).write(path)
