@@ -15,7 +15,7 @@ from ctl.settings import BASE, OPTIMIZER, Setting, Value
 
 # What a later start of the same run may change. Anything else would make it another run.
 CHANGEABLE = (
-    *('train.steps', 'train.microbatches', 'devices.', 'eval.', 'checkpoint.', 'log.'),
+    *('train.steps', 'train.microbatches', 'train.deterministic', 'devices.', 'eval.', 'checkpoint.', 'log.'),
     # A damaged record is out of the index from the first start on; one that is wrong keeps its place.
     *('data.on_bad_record', 'data.max_bad_records'),
     *('train.on_nonfinite', 'train.max_nonfinite', 'train.watch_steps'),

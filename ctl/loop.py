@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import keras
 import orbit
+import tensorflow as tf
 
 from ctl import config as config_lib
 from ctl.data import pipeline, records
@@ -26,7 +27,7 @@ from ctl.runtime.stall import Watch
 from ctl.runtime.state import State
 from ctl.runtime.tensorboard import TensorBoard
 from ctl.session import Run, Session, started
-from ctl.step import Trainer
+from ctl.step import Trainer, host_counter
 from ctl.update import Training
 
 
@@ -136,7 +137,11 @@ def _make_parts(session: Session, found: Data) -> _Parts:
     keras.utils.clear_session()
     keras.utils.set_random_seed(config.train.seed)
     devices.set_precision(config.train.precision)  # clear_session forgets it
-    watch = Watch(config.devices.stall_seconds, f'The checkpoints are in {asked.workdir}. Go on with: {asked.command}')
+    if config.train.deterministic:
+        tf.config.experimental.enable_op_determinism()
+    step = host_counter()
+    how_to_go_on = f'The checkpoints are in {asked.workdir}. Go on with: {asked.command}'
+    watch = Watch(step, config.devices.stall_seconds, how_to_go_on)
     with session.strategy.scope():
         experiment = asked.module.make_experiment(config)
         data = found.for_batches(experiment.update_names(config.train))
@@ -159,11 +164,20 @@ def _make_parts(session: Session, found: Data) -> _Parts:
             microbatches=config.train.microbatches,
             update_order=config.train.update_order,
             fresh_batches=config.train.fresh_batches,
-            communication=devices.communication_options(config.devices.all_reduce),
+            communication=devices.communication_options(config.devices),
         )
         skip, most_in_a_row = config.train.on_nonfinite == 'skip', config.train.max_nonfinite
         nonfinite = NonFinite(skip, most_in_a_row, list(optimizers), say_skipped)
-        trainer = Trainer(session.strategy, training, nonfinite, config.log.every, watch, count_skipped=data.bad.skip)
+        trainer = Trainer(
+            session.strategy,
+            training,
+            nonfinite,
+            config.log.every,
+            step,
+            watch,
+            count_skipped=data.bad.skip,
+            deterministic=config.train.deterministic,
+        )
     checkpoints = Checkpoints(
         asked.workdir / 'checkpoints',
         State(trainer.step, experiment, optimizers, trainer.sums),

@@ -1,5 +1,7 @@
 """Randomness as a function of numbers: a seed is made from those that tell one draw from another, and kept nowhere."""
 
+import contextlib
+
 import tensorflow as tf
 
 Seed = tf.Tensor  # int32 [2]
@@ -14,8 +16,9 @@ def fold(seed: Seed | None, *numbers) -> Seed | None:
     """
     if seed is None:
         return None
-    for number in numbers:
-        seed = tf.random.experimental.stateless_fold_in(seed, number)
+    with _on_the_host():
+        for number in numbers:
+            seed = tf.random.experimental.stateless_fold_in(seed, number)
     return seed
 
 
@@ -25,4 +28,10 @@ def of_records(seed: Seed, records: tf.Tensor) -> tf.Tensor:
     Different records of one seed never have the same. A record of one seed and a record of another do by accident, one
     pair in 2^32, where the seeds' own difference makes up for that of the records.
     """
-    return seed + tf.bitcast(records, tf.int32)
+    with _on_the_host():
+        return seed + tf.bitcast(records, tf.int32)
+
+
+def _on_the_host() -> contextlib.AbstractContextManager:
+    """Kernels take their seeds from the host's memory: one that a GPU has made must come back, and all wait for it."""
+    return tf.device('/cpu:0') if tf.config.list_logical_devices('GPU') else contextlib.nullcontext()

@@ -59,7 +59,12 @@ BASE = {
             minimum=0,
         ),
         'precision': Setting(
-            'float32', 'arithmetic of the layers; weights are float32', choices=('float32', 'bfloat16')
+            'float32',
+            'arithmetic of the layers; weights are float32. tensorfloat32: of matrix products on GPUs that have it',
+            choices=('float32', 'tensorfloat32', 'bfloat16'),
+        ),
+        'deterministic': Setting(
+            False, 'the same bits from run to run also on GPUs, where sums are then slower; CPUs need it not'
         ),
     },
     'data': {
@@ -116,6 +121,9 @@ BASE = {
             minimum=0,
         ),
         'all_reduce': Setting('auto', 'how gradients are summed', choices=('auto', 'nccl', 'hierarchical', 'ring')),
+        'bytes_per_pack': Setting(
+            1 << 25, 'gradients that nccl or ring sums at once; 0 is all, when the last is there', minimum=0
+        ),
         'input_pipelines': Setting(
             'per_worker', 'one dataset_fn call a worker, or one a replica', choices=('per_worker', 'per_replica')
         ),

@@ -24,6 +24,12 @@ class _Names(NamedTuple):
     learning_rate: str
 
 
+def host_counter() -> tf.Variable:
+    """A count of steps, int64, in the memory of the host, where seeds are made of it. Outside of a strategy's scope."""
+    with tf.device('/cpu:0'):
+        return tf.Variable(0, dtype=tf.int64, trainable=False, name='step')
+
+
 class Trainer(orbit.StandardTrainer):
     """Trains an experiment's objectives, in order, in every step.
 
@@ -40,21 +46,26 @@ class Trainer(orbit.StandardTrainer):
         training: Training,
         nonfinite: NonFinite,
         report_every: int,
+        step: tf.Variable,
         watch: Watch,
         count_skipped: bool = False,
+        deterministic: bool = False,
     ):
         """In strategy.scope(); set `train_dataset` later.
 
         Args:
           nonfinite: what is done about steps that are not finite.
           report_every: steps between two reports.
-          watch: is told of every inner loop and step.
+          step: from `host_counter`.
+          watch: is told of every inner loop.
           count_skipped: whether to count and report the examples of weight 0.
+          deterministic: whether TensorFlow is to give the same bits from run to run.
         """
         super().__init__(train_dataset=None)
-        self.step = orbit.utils.create_global_step()
-        self.strategy, self._training, self._nonfinite = strategy, training, nonfinite
+        self.step, self.strategy, self._training, self._nonfinite = step, strategy, training, nonfinite
         self._report_every, self._count_skipped, self._watch = report_every, count_skipped, watch
+        # What tells the time is not the same from run to run, and refused then.
+        self._now = (lambda: tf.numpy_function(time.time, [], tf.float64)) if deterministic else tf.timestamp
         self._objectives = tuple(training.experiment.objectives)
         of_objectives = [name for o in self._objectives for name in (*self._names(o), *o.watched)]
         names = dict.fromkeys(['steps', 'loss', *of_objectives])
@@ -67,7 +78,7 @@ class Trainer(orbit.StandardTrainer):
 
     def train(self, num_steps: tf.Tensor) -> dict[str, float]:
         """An inner loop, as Orbit calls it."""
-        with self._watch.loop(int(self.step.numpy()), int(num_steps), self.seconds_per_step):
+        with self._watch.loop(int(num_steps), self.seconds_per_step):
             return super().train(num_steps)
 
     def train_loop_begin(self):
@@ -89,17 +100,16 @@ class Trainer(orbit.StandardTrainer):
             if self._nonfinite.skip:
                 value = tf.where(finite, value, tf.zeros_like(value))
             self._means[name].assign_add(value)
-        self.step.assign_add(1)
         with tf.control_dependencies([finite]):
-            self._watch.steps_done.assign_add(1)
+            self.step.assign_add(1)
 
     def _next_batch(self, iterator):
         """The next batch of every replica, and how long it took to come."""
-        asked = tf.timestamp()
+        asked = self._now()
         with tf.control_dependencies([asked, self._watch.awaits_input.assign(True, read_value=False)]):
             batch = next(iterator)
         with tf.control_dependencies(self.strategy.experimental_local_results(batch['record'])):
-            self._input_seconds.assign_add(tf.timestamp() - asked)
+            self._input_seconds.assign_add(self._now() - asked)
             self._watch.awaits_input.assign(False)
         return batch
 

@@ -27,7 +27,7 @@ def one_replica(request, tmp_path_factory):
     'replicas, microbatches, more',
     [
         (2, 2, {'devices__all_reduce': 'hierarchical'}),
-        pytest.param(2, 1, {'devices__all_reduce': 'ring'}, marks=pytest.mark.slow),
+        pytest.param(2, 1, {'devices__all_reduce': 'ring', 'devices__bytes_per_pack': 1000}, marks=pytest.mark.slow),
         pytest.param(4, 1, {'devices__input_pipelines': 'per_replica'}, marks=pytest.mark.slow),
         pytest.param(1, 2, {}, marks=pytest.mark.slow),
     ],

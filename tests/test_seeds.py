@@ -1,5 +1,8 @@
 """What two seeds can have in common, and what they cannot."""
 
+import re
+import unittest.mock
+
 import numpy as np
 import tensorflow as tf
 
@@ -26,3 +29,22 @@ def test_a_fold_keeps_its_number_so_that_other_numbers_give_other_seeds():
     assert seeds.fold(seed, 3).dtype == tf.int32
     assert np.array_equal(seeds.fold(seed, 3), seeds.fold(seed, 3))
     assert seeds.fold(None, 3) is None
+
+
+def test_on_gpus_every_seed_is_made_on_the_host():
+    """By the placement in the graph; without GPUs where its replica is."""
+    for gpus, device in ((['a GPU'], 'CPU:0'), ([], 'CPU:1')):
+        makers = [node for node in graph_of_seeds(gpus) if re.match('Stateless|Pack|Bitcast|Add', node.op)]
+        assert len(makers) == 8 and all(node.device.endswith(device) for node in makers)
+
+
+def graph_of_seeds(gpus):
+    """The nodes of a function that folds seeds on another device."""
+
+    @tf.function
+    def draw(step):
+        with tf.device('/cpu:1'):
+            return seeds.of_records(seeds.fold(tf.constant([1, 2]), step, 3), tf.range(4, dtype=tf.int64))
+
+    with unittest.mock.patch.object(tf.config, 'list_logical_devices', lambda kind: gpus):
+        return draw.get_concrete_function(tf.TensorSpec([], tf.int64)).graph.as_graph_def().node

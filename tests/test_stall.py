@@ -79,19 +79,21 @@ def test_a_run_that_keeps_python_locked_shows_its_stacks_and_ends_with_75_too(tm
 
 PROGRAM = """
 import ctypes, sys, time
+import tensorflow as tf
 from ctl.runtime import stall
 stall.LOCKED_SECONDS = 1.0
-watch = stall.Watch(1.0, 'Go on.')
+step = tf.Variable(7)
+watch = stall.Watch(step, 1.0, 'Go on.')
 with watch.watching():
     for _ in range(200):
-        with watch.loop(0, 1, 0.001):
+        with watch.loop(1, 0.001):
             pass
     time.sleep(3)  # between loops, as an evaluation
-    with watch.loop(7, 100, 0.03):
+    with watch.loop(100, 0.03):
         time.sleep(3)  # as long as the steps before
     print('sound', flush=True)
-    with watch.loop(7, 1, 0.01):
-        watch.steps_done.assign_add(2)
+    with watch.loop(1, 0.01):
+        step.assign_add(2)
         {wait}
 """
 
@@ -107,8 +109,8 @@ def test_only_a_loop_that_takes_too_long_is_ended(wait, said):
 
 def test_where_nothing_is_watched_no_thread_waits(monkeypatch):
     monkeypatch.setattr(stall.threading, 'Thread', None)
-    watch = stall.Watch(0, '')
-    with watch.watching(), watch.loop(0, 1, None):
+    watch = stall.Watch(None, 0, '')
+    with watch.watching(), watch.loop(1, None):
         pass
 
 

@@ -48,6 +48,7 @@ def device_rows(
     devices = ', '.join(device.rpartition('device:')[2] for device in strategy.extended.worker_devices)
     slices = f' in {microbatches} microbatches of {batch // replicas // microbatches}' if microbatches > 1 else ''
     each = 'an update' if config.train.fresh_batches else 'a step'
+    arithmetic = config.train.precision + (', deterministic' if config.train.deterministic else '')
     rows = {}
     if workers is not ALONE:
         count = len(workers.addresses)
@@ -56,7 +57,7 @@ def device_rows(
         )
     return {
         **rows,
-        'devices': f'{replicas} replica{plural} ({type(strategy).__name__}) on {devices}; {config.train.precision}',
+        'devices': f'{replicas} replica{plural} ({type(strategy).__name__}) on {devices}; {arithmetic}',
         'batch': f'{batch} examples {each} = {replicas} replica{plural} x {batch // replicas}{slices}',
     }
 

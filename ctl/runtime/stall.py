@@ -28,22 +28,20 @@ class Watch:
     """Watches inner loops, one after the other.
 
     Attributes:
-      steps_done: int64 variable, of the loop that is going on; a step adds to it.
       awaits_input: bool variable; a step sets it around its asking for a batch.
     """
 
-    def __init__(self, seconds: float, advice: str):
+    def __init__(self, step: tf.Variable, seconds: float, advice: str):
         """Outside of a strategy's scope: what is read when devices have stalled must not be on one.
 
         Args:
+          step: counts the steps that are done, on the host.
           seconds: that a loop may take beyond what its steps took before; 0 watches nothing.
           advice: how to go on.
         """
-        self._seconds, self._advice = seconds, advice
+        self._step, self._seconds, self._advice = step, seconds, advice
         with tf.device('/cpu:0'):
-            self.steps_done = tf.Variable(0, dtype=tf.int64, trainable=False, name='steps_done')
             self.awaits_input = tf.Variable(False, trainable=False, name='awaits_input')
-        self._first_step = 0
         self._changed = threading.Condition()
         self._ended = False
         self._deadline: float | None = None  # of the loop that is going on
@@ -66,13 +64,11 @@ class Watch:
             thread.join()
 
     @contextlib.contextmanager
-    def loop(self, first: int, steps: int, seconds_per_step: float | None) -> Iterator[None]:
-        """An inner loop of `steps` from step `first` on, which took so long each before; None where none was taken."""
+    def loop(self, steps: int, seconds_per_step: float | None) -> Iterator[None]:
+        """An inner loop of so many steps, which took so long each before; None where none was taken."""
         if not self._seconds:
             yield
             return
-        self._first_step = first
-        self.steps_done.assign(0)
         usual = steps * seconds_per_step if seconds_per_step else FIRST_SECONDS + (FIRST_TIMES - 1) * self._seconds
         self._allowed = usual + self._seconds
         self._expect(time.monotonic() + self._allowed)
@@ -99,13 +95,12 @@ class Watch:
         self._end()
 
     def _end(self) -> None:
-        step = self._first_step + int(self.steps_done.numpy())
         waits, remedy = 'its devices', 'try --config.devices.all_reduce=hierarchical'
         if self.awaits_input.numpy():
             waits, remedy = 'its input', 'look at the disk or network of data.train'
         print(
-            f'stalled: step {step} waits for {waits}, devices.stall_seconds={self._seconds:g} longer than the steps '
-            f'before took: {remedy}. {self._advice}\nWhat every thread of Python is doing:',
+            f'stalled: step {self._step.numpy()} waits for {waits}, devices.stall_seconds={self._seconds:g} longer '
+            f'than the steps before took: {remedy}. {self._advice}\nWhat every thread of Python is doing:',
             file=sys.stderr,
             flush=True,
         )
