@@ -98,6 +98,10 @@ def started(asked: Run) -> Iterator[Session]:
     clock, workers = Clock(), cluster.ALONE
     if asked.config.devices.strategy == 'multi_worker':
         workers = cluster.read_cluster(os.environ)
+        run = f'{workers.run} {asked.name} {asked.workdir.name}'
+        workers = dataclasses.replace(workers, run=run)
+    elif asked.config.devices.strategy == 'auto':
+        cluster.check_alone(os.environ)
     console = reporting.make_console(quiet=not workers.chief)
 
     def say(text: str) -> None:

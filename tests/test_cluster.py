@@ -1,15 +1,14 @@
-"""Who takes part: what is wrong with an environment is said before TensorFlow sees it, and nobody waits for ever."""
+"""Who takes part: what is wrong with an environment is said before TensorFlow sees it."""
 
 import json
-import socket
-import threading
 
 import pytest
+import tensorflow as tf
 
-from ctl.errors import Interrupted, UserError
-from ctl.runtime.cluster import Cluster, meet, read_cluster
-from tests.runs import DEADLINE, door, overrides, write_shallow
-from tools.launch import free_addresses
+from ctl.errors import UserError
+from ctl.runtime.cluster import Cluster, check_alone, explain_loss, read_cluster
+from tests.runs import door, overrides, write_shallow
+from tools import explain_input
 
 
 def tf_config(cluster, kind='worker', index=0):
@@ -21,23 +20,6 @@ def test_workers_are_counted_from_the_chief():
     both = {'chief': ['c:3'], 'worker': ['a:1', 'b:2']}
     assert read_cluster(tf_config(both, 'chief')) == Cluster(('c:3', 'a:1', 'b:2'), 0)
     assert read_cluster(tf_config(both, 'worker', 1)) == Cluster(('c:3', 'a:1', 'b:2'), 2)
-
-
-def test_a_slurm_job_is_a_cluster():
-    slurm = pytest.MonkeyPatch()
-    environment = {
-        'SLURM_STEP_NUM_TASKS': '2',
-        'SLURM_STEP_TASKS_PER_NODE': '1(x2)',
-        'SLURM_STEP_NODELIST': 'node[1-2]',
-        'SLURM_PROCID': '1',
-        'SLURM_NTASKS_PER_NODE': '1',
-    }
-    with slurm.context() as patch:
-        for key, value in environment.items():
-            patch.setenv(key, value)
-        found = read_cluster(environment)
-    assert [address.partition(':')[0] for address in found.addresses] == ['node1', 'node2']
-    assert found.index == 1
 
 
 @pytest.mark.parametrize(
@@ -82,75 +64,61 @@ def test_settings_that_several_workers_cannot_have_are_refused(tmp_path, monkeyp
     assert said in capsys.readouterr().err
 
 
-def meet_all(clusters, timeout=DEADLINE):
-    """Each in a thread of its own; what was raised, and what was said, in order."""
-    raised, said = [None] * len(clusters), [[] for _ in clusters]
-
-    def run(i):
-        try:
-            meet(clusters[i], timeout, said[i].append)
-        except (UserError, Interrupted) as error:
-            raised[i] = error
-
-    threads = [threading.Thread(target=run, args=[i]) for i in range(len(clusters))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(DEADLINE)
-        assert not thread.is_alive()
-    return raised, said
+SRUN = {'SLURM_PROCID': '0', 'SLURM_STEP_NUM_TASKS': '2'}
 
 
-def test_workers_go_on_together_when_all_are_there():
-    addresses = tuple(free_addresses(3))
-    raised, said = meet_all([Cluster(addresses, index) for index in (2, 1, 0)])
-    assert raised == [None] * 3
-    assert said[2][0].startswith(f'worker 0 at {addresses[0]}: waiting for worker 1')
+@pytest.mark.parametrize(
+    'environment, said',
+    [
+        (tf_config({'worker': ['a:1', 'b:1']}), 'devices.strategy=auto: TF_CONFIG names 2 workers'),
+        (tf_config({'chief': ['a:1'], 'worker': ['b:1', 'c:1']}), 'TF_CONFIG names 3 workers'),
+        (SRUN, 'srun started 2 tasks'),
+    ],
+)
+def test_several_workers_are_not_left_to_train_alone_each_without_a_word(
+    tmp_path, monkeypatch, capsys, environment, said
+):
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    words = [*write_shallow(tmp_path), f'--workdir={tmp_path / "run"}', '--dry_run']
+    assert door(*words) == 2
+    error = capsys.readouterr().err
+    assert said in error and '--config.devices.strategy=multi_worker' in error and error.count('\n') == 1
+    assert door(*words, '--config.devices.strategy=one') == 0
+    assert explain_input.main(words[:-1]) == 0  # only reads
 
 
-def test_a_worker_that_does_not_come_is_named_by_all_that_wait():  # C32
-    addresses = tuple(free_addresses(3))
-    (chief, other), _ = meet_all([Cluster(addresses, 0), Cluster(addresses, 1)], timeout=2)
-    assert isinstance(chief, Interrupted) and f'waited 2 s for worker 2 at {addresses[2]}' in str(chief)
-    assert isinstance(other, Interrupted)
-    (alone,), said = meet_all([Cluster(addresses, 1)], timeout=1)
-    assert f'waited 1 s for worker 0 at {addresses[0]}' in str(alone)
-    assert said == [[f'worker 1 at {addresses[1]}: waiting for worker 0 at {addresses[0]}']]
+@pytest.mark.parametrize(
+    'environment',
+    [
+        {},
+        tf_config({'worker': ['a:1']}),
+        {'TF_CONFIG': 'for another program'},
+        {'TF_CONFIG': '[]'},
+        {'TF_CONFIG': '{"cluster": []}'},
+        {'SLURM_PROCID': '0', 'SLURM_NTASKS': '4'},  # a batch script without srun
+        {**SRUN, 'SLURM_STEP_NUM_TASKS': '1'},
+    ],
+)
+def test_one_worker_alone_is_none_of_several(environment):
+    check_alone(environment)
 
 
-def test_two_processes_with_one_index_are_refused_by_all():
-    addresses = tuple(free_addresses(3))
-    raised, _ = meet_all([Cluster(addresses, 0), Cluster(addresses, 1), Cluster(addresses, 1)])
-    assert all(isinstance(error, UserError) for error in raised)
-    assert {str(error) for error in raised} == {
-        f'two processes are worker 1 at {addresses[1]}: give each an index of its own.'
-    }
+TOGETHER = Cluster(('a:1', 'b:2'), 0)
 
 
-def test_a_worker_of_another_cluster_is_refused():
-    addresses = tuple(free_addresses(2))
-    raised, _ = meet_all([Cluster(addresses, 0), Cluster((*addresses, 'a:1'), 1)])
-    assert all('was given another cluster' in str(error) for error in raised)
-
-
-def test_a_stranger_at_the_chiefs_door_disturbs_nobody():
-    addresses = tuple(free_addresses(2))
-    host, _, port = addresses[0].rpartition(':')
-
-    def knock():
-        while True:
-            try:
-                with socket.create_connection((host, int(port)), timeout=DEADLINE) as call:
-                    call.sendall(b'GET / HTTP/1.1\r\n\r\n')
-                    return
-            except ConnectionRefusedError:
-                continue
-
-    stranger = threading.Thread(target=knock)
-    stranger.start()
-    chief = threading.Thread(target=meet, args=[Cluster(addresses, 0), DEADLINE, lambda text: None])
-    chief.start()
-    stranger.join()
-    meet(Cluster(addresses, 1), DEADLINE, lambda text: None)
-    chief.join(DEADLINE)
-    assert not chief.is_alive()
+@pytest.mark.parametrize(
+    'error, said',
+    [
+        (tf.errors.UnavailableError, 'lost another worker (Socket closed)'),
+        (tf.errors.AbortedError, 'lost another worker (Socket closed)'),
+        (tf.errors.InternalError, None),
+    ],
+)
+def test_an_internal_error_that_names_no_other_worker_is_no_loss(error, said):
+    explained = explain_loss(error(None, None, '\nSocket closed\nmore of it'), TOGETHER)
+    assert (explained and str(explained)) == (said and f'worker 0 at a:1 {said}')
+    named = explain_loss(error(None, None, 'NCCL failed at /job:worker/replica:0/task:1/device:GPU:0'), TOGETHER)
+    assert str(named).startswith('worker 0 at a:1 lost worker 1 at b:2 (NCCL failed at ')
+    own = error(None, None, 'CUDA failed at /job:worker/replica:0/task:0/device:GPU:0')
+    assert (explain_loss(own, TOGETHER) is None) == (said is None)

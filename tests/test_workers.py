@@ -221,7 +221,7 @@ sys.exit(train.main(sys.argv[1:]))
 
 def lost_text(left, lost):
     """What worker `left` says when `lost` is gone, as a pattern."""
-    return rf'worker {left} at \S+ lost worker {lost} at \S+: the newest checkpoint is \S+/ckpt-\d+\.'
+    return rf'worker {left} at \S+ lost worker {lost} at \S+ \(.+\): the newest checkpoint is \S+/ckpt-\d+\.'
 
 
 @contextlib.contextmanager

@@ -1,22 +1,17 @@
-"""Several machines as one run: who they are, from the environment, and how they find and check each other."""
+"""Several machines as one run: who they are, from the environment, and what they say to each other."""
 
 import collections
-import contextlib
 import dataclasses
-import hashlib
 import json
-import math
 import pathlib
 import re
-import signal
-import socket
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 import numpy as np
 import tensorflow as tf
 
 from ctl.errors import Interrupted, UserError
+from ctl.runtime import slurm
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,10 +21,12 @@ class Cluster:
     Attributes:
       addresses: host:port of every worker; the first is the chief, which writes.
       index: which of them this process is.
+      run: the job and what it runs: of two that use the same addresses, no worker is let into the other.
     """
 
     addresses: tuple[str, ...] = ('',)
     index: int = 0
+    run: str = ''
 
     @property
     def chief(self) -> bool:
@@ -40,6 +37,25 @@ class Cluster:
 
 
 ALONE = Cluster()
+
+
+def check_alone(environment: Mapping[str, str]) -> None:
+    """Raises UserError where the environment names several workers, and each would train alone, with nothing said."""
+    try:
+        jobs = json.loads(environment.get('TF_CONFIG', '{}')).get('cluster', {})
+        workers = sum(len(addresses) for kind, addresses in jobs.items() if kind in ('chief', 'worker'))
+    except (ValueError, AttributeError, TypeError):
+        workers = 0  # whatever it is, it is not for us
+    what = f'TF_CONFIG names {workers} workers'
+    # srun sets it for the tasks that it starts; a batch script alone is a task of none, though it has a SLURM_PROCID.
+    tasks = environment.get('SLURM_STEP_NUM_TASKS', '1')
+    if workers < 2 and 'SLURM_PROCID' in environment and tasks.isdigit():
+        workers, what = int(tasks), f'srun started {tasks} tasks'
+    if workers > 1:
+        raise UserError(
+            f'devices.strategy=auto: {what}. For one run of all take --config.devices.strategy=multi_worker; for '
+            'runs that each train alone, one or mirrored, and a --workdir each.'
+        )
 
 
 def read_cluster(environment: Mapping[str, str]) -> Cluster:
@@ -53,7 +69,7 @@ def read_cluster(environment: Mapping[str, str]) -> Cluster:
     """
     text = environment.get('TF_CONFIG')
     if text is None and 'SLURM_PROCID' in environment:
-        return _read_slurm()
+        return _read_slurm(environment)
     if text is None:
         raise UserError(
             'devices.strategy=multi_worker: TF_CONFIG is not set, and this is no Slurm job. tools.launch sets it for '
@@ -98,133 +114,10 @@ def _check_jobs(jobs) -> None:
         raise UserError(f'TF_CONFIG: {twice[0]} is in cluster twice; every worker has a host:port of its own.')
 
 
-def _read_slurm() -> Cluster:
-    try:
-        # Which task has which GPU is Slurm's to say (srun --gpus-per-task), not the resolver's: it is told of plenty.
-        resolver = tf.distribute.cluster_resolver.SlurmClusterResolver(
-            gpus_per_node=1024, gpus_per_task=1, auto_set_gpu=False
-        )
-        addresses = resolver.cluster_spec().as_dict()['worker']
-        _, index = resolver.get_task_info()
-    except (KeyError, ValueError, RuntimeError) as error:
-        raise UserError(
-            f"Slurm's environment does not describe the job's tasks: {error}. Start it with srun."
-        ) from None
-    return Cluster(tuple(addresses), index)
-
-
-def make_strategy(
-    cluster: Cluster,
-    communication: tf.distribute.experimental.CommunicationOptions,
-    timeout: float,
-    say: Callable[[str], None],
-) -> tf.distribute.Strategy:
-    """Waits until all workers are there, and proves that they hear each other.
-
-    Raises:
-      Interrupted: when not all are there after `timeout` seconds, or what they say does not add up.
-      UserError: when another process is the same worker, or was given another cluster.
-    """
-    meet(cluster, timeout, say)
-    resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
-        tf.train.ClusterSpec({'worker': list(cluster.addresses)}),
-        task_type='worker',
-        task_id=cluster.index,
-        rpc_layer='grpc',
-    )
-    # TensorFlow waits for the others with Python locked, for ever. All were there a moment ago; should one have died
-    # since, the alarm ends the process.
-    signal.signal(signal.SIGALRM, signal.SIG_DFL)
-    signal.alarm(math.ceil(timeout))
-    strategy = tf.distribute.MultiWorkerMirroredStrategy(resolver, communication)
-    heard = gather(strategy, [cluster.index + 1])[:, 0].tolist()
-    signal.alarm(0)
-    expected = list(range(1, len(cluster.addresses) + 1))
-    if heard != expected:
-        raise Interrupted(f'the workers should have said {expected}, and {heard} was heard')
-    return strategy
-
-
-def meet(cluster: Cluster, timeout: float, say: Callable[[str], None]) -> None:
-    """Returns when all workers are there: each calls at the chief's address, and the chief lets all go together.
-
-    Raises:
-      Interrupted: when not all are there after `timeout` seconds; names those that are missing.
-      UserError: when another process is the same worker, or was given another cluster.
-    """
-    end = time.monotonic() + timeout
-    if cluster.chief:
-        _wait_for_workers(cluster, end, timeout, say)
-    else:
-        _call_the_chief(cluster, end, timeout, say)
-
-
-def _wait_for_workers(cluster: Cluster, end: float, timeout: float, say: Callable[[str], None]) -> None:
-    port = int(cluster.addresses[0].rpartition(':')[2])
-    callers: dict[int, socket.socket] = {}
-    with contextlib.ExitStack() as stack:
-        try:
-            listener = stack.enter_context(socket.create_server(('', port)))
-        except OSError as error:
-            raise UserError(f'{cluster.name(0)}: this machine cannot listen there: {error.strerror}.') from None
-        listener.settimeout(1.0)
-        said = ''
-        while missing := [i for i in range(1, len(cluster.addresses)) if i not in callers]:
-            text = ', '.join(map(cluster.name, missing))
-            if text != said:
-                say(f'{cluster.name(0)}: waiting for {text}')
-                said = text
-            if time.monotonic() > end:
-                raise Interrupted(f'waited {timeout:g} s for {text} (devices.start_timeout)')
-            with contextlib.suppress(TimeoutError):
-                caller = stack.enter_context(listener.accept()[0])
-                caller.settimeout(5.0)
-                problem = _hear(caller, cluster, callers)
-                if problem:
-                    for each in (caller, *callers.values()):
-                        each.sendall(problem.encode())
-                    raise UserError(problem)
-        for caller in callers.values():
-            caller.sendall(b'go')
-
-
-def _hear(caller: socket.socket, cluster: Cluster, callers: dict[int, socket.socket]) -> str:
-    """Takes a worker's call into `callers`; what is wrong with it, or ''. A stranger's call is none."""
-    try:
-        index, digest = json.loads(caller.recv(1000))
-    except (OSError, ValueError, TypeError):
-        return ''
-    if digest != _digest(cluster):
-        return f'worker {index} was given another cluster than {cluster.name(0)}: give all the same.'
-    if index in callers or index == 0:
-        return f'two processes are {cluster.name(index)}: give each an index of its own.'
-    callers[index] = caller
-    return ''
-
-
-def _call_the_chief(cluster: Cluster, end: float, timeout: float, say: Callable[[str], None]) -> None:
-    host, _, port = cluster.addresses[0].rpartition(':')
-    chief, said = cluster.name(0), False
-    while time.monotonic() < end:
-        try:
-            with socket.create_connection((host, int(port)), timeout=max(0.1, end - time.monotonic())) as call:
-                call.sendall(json.dumps([cluster.index, _digest(cluster)]).encode())
-                answer = call.recv(1000).decode()
-        except OSError:
-            answer = ''
-        if answer == 'go':
-            return
-        if answer:
-            raise UserError(answer)
-        if not said:
-            say(f'{cluster.name(cluster.index)}: waiting for {chief}')
-            said = True
-        time.sleep(0.2)
-    raise Interrupted(f'waited {timeout:g} s for {chief}, or for the others with it (devices.start_timeout)')
-
-
-def _digest(cluster: Cluster) -> str:
-    return hashlib.sha256(json.dumps(cluster.addresses).encode()).hexdigest()[:15]
+def _read_slurm(environment: Mapping[str, str]) -> Cluster:
+    addresses, index = slurm.addresses_and_index(environment)
+    job, step = (environment.get(f'SLURM_{name}_ID', '') for name in ('JOB', 'STEP'))
+    return Cluster(addresses, index, run=f'job {job}, step {step}')
 
 
 def gather(strategy: tf.distribute.Strategy, numbers: list[int]) -> np.ndarray:
@@ -274,13 +167,21 @@ def check_shared(strategy: tf.distribute.Strategy, cluster: Cluster, workdir: pa
 
 
 def explain_loss(error: tf.errors.OpError, cluster: Cluster) -> Interrupted | None:
-    """What an error of a collective means when a worker is gone; None for any other error."""
-    if cluster is ALONE or not isinstance(error, _ERRORS_OF_A_LOST_WORKER):
+    """What an error means when a worker is gone, with its own first line; None for any other error.
+
+    An InternalError is one only where it names another worker: CUDA, cuDNN and NCCL fail with it as well, and those
+    failures would come again.
+    """
+    if cluster is ALONE or not isinstance(error, (*_ERRORS_OF_A_LOST_WORKER, tf.errors.InternalError)):
         return None
-    lost = {int(index) for index in re.findall(r'/job:worker/(?:replica:0/)?task:(\d+)', error.message or '')}
-    lost = sorted(index for index in lost if index != cluster.index and index < len(cluster.addresses))
+    text = error.message or ''
+    named = {int(index) for index in re.findall(r'/job:worker/(?:replica:0/)?task:(\d+)', text)}
+    lost = sorted(index for index in named if index != cluster.index and index < len(cluster.addresses))
+    if isinstance(error, tf.errors.InternalError) and not lost:
+        return None
     who = ' or '.join(map(cluster.name, lost)) or 'another worker'
-    return Interrupted(f'{cluster.name(cluster.index)} lost {who}')
+    first = next((line.strip() for line in text.splitlines() if line.strip()), type(error).__name__)
+    return Interrupted(f'{cluster.name(cluster.index)} lost {who} ({first[:300]})')
 
 
 _ERRORS_OF_A_LOST_WORKER = (
@@ -288,5 +189,4 @@ _ERRORS_OF_A_LOST_WORKER = (
     tf.errors.AbortedError,
     tf.errors.CancelledError,
     tf.errors.DeadlineExceededError,
-    tf.errors.InternalError,
 )

@@ -1,13 +1,16 @@
 """Which devices hold a replica, and how they sum: from the config to a tf.distribute strategy."""
 
+import os
+import signal
 from collections.abc import Callable
 
 import keras
 import ml_collections
 import tensorflow as tf
 
-from ctl.errors import UserError
+from ctl.errors import Interrupted, UserError
 from ctl.runtime import cluster
+from ctl.runtime.meeting import meet
 
 
 def make_strategy(
@@ -43,13 +46,42 @@ def make_strategy(
         tf.config.experimental.set_memory_growth(gpu, True)
     if multi_worker:
         tf.config.set_visible_devices(gpus[:replicas], 'GPU')
-        return cluster.make_strategy(workers, communication_options(devices), devices.start_timeout, say)
+        return _multi_worker_strategy(devices, workers, len(gpus[:replicas]) or 1, say)
     if not gpus:
         _split_cpu(replicas)
     names = [f'/{"gpu" if gpus else "cpu"}:{i}' for i in range(replicas)]
     if devices.strategy == 'one' or (devices.strategy == 'auto' and replicas == 1):
         return tf.distribute.OneDeviceStrategy(names[0])
     return tf.distribute.MirroredStrategy(names, cross_device_ops=cross_device)
+
+
+def _multi_worker_strategy(
+    devices: ml_collections.ConfigDict, workers: cluster.Cluster, replicas: int, say: Callable[[str], None]
+) -> tf.distribute.Strategy:
+    """Waits until all workers are there, and proves that they hear each other.
+
+    Raises:
+      Interrupted: when not all are there in time, or what they say does not add up.
+      UserError: when another process is the same worker, or was given another cluster.
+    """
+    meet(workers, devices.start_timeout, say, replicas, os.environ.get('CTL_SECRET', ''))
+    resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
+        tf.train.ClusterSpec({'worker': list(workers.addresses)}),
+        task_type='worker',
+        task_id=workers.index,
+        rpc_layer='grpc',
+    )
+    # TensorFlow waits for the others with Python locked, for ever. All were there a moment ago; should one have died
+    # since, the alarm ends the process.
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.alarm(devices.start_timeout)
+    strategy = tf.distribute.MultiWorkerMirroredStrategy(resolver, communication_options(devices))
+    heard = cluster.gather(strategy, [workers.index + 1])[:, 0].tolist()
+    signal.alarm(0)
+    expected = list(range(1, len(workers.addresses) + 1))
+    if heard != expected:
+        raise Interrupted(f'the workers should have said {expected}, and {heard} was heard')
+    return strategy
 
 
 def _check_multi_worker(devices: ml_collections.ConfigDict, workers: cluster.Cluster, have_gpus: bool) -> None:
