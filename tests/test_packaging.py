@@ -2,6 +2,7 @@
 
 import ast
 import importlib.metadata
+import os
 import pathlib
 import re
 import shlex
@@ -144,11 +145,56 @@ def test_the_manifest_for_kubernetes_is_yaml_that_runs_what_there_is():
     check_command(container['command'])
 
 
-def test_the_script_for_slurm_is_bash_that_runs_what_there_is():
-    path = ROOT / 'tools' / 'cluster' / 'slurm.sbatch'
-    subprocess.run(['bash', '-n', str(path)], check=True)
-    command = re.search(r'srun (.*?[^\\])\n', path.read_text(), re.DOTALL)[1].replace('\\\n', ' ')
-    check_command(shlex.split(command))
+SLURM = ROOT / 'tools' / 'cluster' / 'slurm.sbatch'
+
+
+def test_the_script_for_slurm_runs_what_there_is():
+    words = shlex.split(
+        re.search(r'(python -m ctl.train .*?[^\\])\n', SLURM.read_text(), re.DOTALL)[1].replace('\\\n', ' ')
+    )
+    check_command(words)
+
+
+# One task a code; python is one that ends with it.
+SRUN = """shift  # --kill-on-bad-exit=0
+worst=0
+for code in $CODES; do
+  CODE=$code "$@" || { ended=$?; [ $ended -gt $worst ] && worst=$ended; }
+done
+exit $worst
+"""
+
+
+@pytest.mark.parametrize(
+    'codes, restarts, again, said',
+    [
+        ('0 0', 0, False, ''),
+        ('75 75', 0, True, ''),
+        ('75 75', 99, True, ''),
+        ('75 75', 100, False, 'after 100 restarts'),
+        ('2 75', 0, False, 'ended with 2 75 : this would come again'),
+        ('75 1 75', 0, False, 'this would come again'),
+        ('75 3', 0, False, 'this would come again'),
+        ('75 137', 0, True, ''),  # a node was lost
+        ('13 12', 0, False, ''),
+    ],
+)
+def test_a_slurm_job_is_queued_again_unless_a_worker_ended_for_good(tmp_path, codes, restarts, again, said):
+    programs = {'srun': SRUN, 'python': 'exit $CODE', 'scontrol': 'echo "$@" >requeued'}
+    for name, text in programs.items():
+        (tmp_path / name).write_text(f'#!/bin/bash\n{text}\n')
+        (tmp_path / name).chmod(0o755)
+    environment = {
+        'PATH': f'{tmp_path}:{os.environ["PATH"]}',
+        'CODES': codes,
+        'SLURM_JOB_ID': '17',
+        'SLURM_RESTART_COUNT': str(restarts),
+    }
+    done = subprocess.run(['bash', str(SLURM)], env=environment, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == max(map(int, codes.split()))
+    assert ((tmp_path / 'requeued').exists() and (tmp_path / 'requeued').read_text() == 'requeue 17\n') == again
+    assert said in done.stderr and bool(said) == bool(done.stderr)
+    assert not list(tmp_path.glob('exit-codes*'))
 
 
 def check_command(words):

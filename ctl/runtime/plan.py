@@ -142,6 +142,11 @@ def model_rows(experiment: Experiment, train: ml_collections.ConfigDict) -> dict
             f'{section.name}, learning rate {section.learning_rate:g} after {section.warmup_steps} steps of warm-up, '
             f'then {section.schedule} to step {steps}; clip {section.clip_norm:g}'
         )
+        if section.warmup_steps >= steps:
+            rows[f'WARNING: {label}'] = (
+                f'{section.warmup_steps} steps of warm-up are not fewer than the {steps} of the run: it never comes to '
+                f'its learning rate; lower warmup_steps, or raise train.steps'
+            )
         if section.weight_decay:
             decaying = [v for v in variables if decays(v)]
             vectors = [v.path.rpartition('/')[2] for v in variables if not decays(v)]
