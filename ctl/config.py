@@ -27,9 +27,6 @@ MOST_CHANGED = 6
 # Values that ask the program to choose; a later start keeps what was chosen.
 AUTOMATIC = {'data.digest': '', 'data.logical_shards': 0, 'data.shard_by': 'auto'}
 
-# Settings that there are no more, and what took their place, in words.
-REPLACED: dict[str, str] = {}
-
 # Help, choices and bounds by dotted key, for every setting any loaded experiment has declared.
 _settings: dict[str, Setting] = {}
 
@@ -190,31 +187,27 @@ def validate(config: ml_collections.ConfigDict) -> None:
         raise UserError(f'data.{given} is set and data.{missing} is not: set both, or neither.')
 
 
-def resume(
-    config: ml_collections.ConfigDict, stored: dict | None, defaults: ml_collections.ConfigDict | None = None
-) -> None:
+def resume(config: ml_collections.ConfigDict, stored: dict | None) -> None:
     """Makes `config` the config of a run that was started with `stored`, in place; None is a new run.
 
-    Automatic values take what the first start chose; keys in `CHANGEABLE` keep the new value. What a later version has
-    added counts as its default.
+    Automatic values take what the first start chose; keys in `CHANGEABLE` keep the new value.
 
     Args:
       config: the config of this start.
       stored: `config.json` of the run, as nested dicts.
-      defaults: the config with no setting changed.
 
     Raises:
       UserError: for keys whose change would make it another run, with both values.
     """
     if stored is None:
         return
-    before = {**flatten(defaults or ml_collections.ConfigDict()), **flatten(ml_collections.ConfigDict(stored))}
+    before = flatten(ml_collections.ConfigDict(stored))
     for key, unchosen in AUTOMATIC.items():
         if key in before and find(config, key) == unchosen:
             set_value(config, key, before[key])
     now = flatten(ml_collections.ConfigDict(json.loads(to_json(config))))  # as it will be stored: a tuple as a list
     changed = [
-        f'{key} was {before.get(key, "(not there)")!r} and is {now.get(key, REPLACED.get(key, "(not there)"))!r}'
+        f'{key} was {before.get(key, "(not there)")!r} and is {now.get(key, "(not there)")!r}'
         for key in {**before, **now}
         if before.get(key) != now.get(key) and not key.startswith(CHANGEABLE)
     ]

@@ -35,7 +35,5 @@ def accuracy(logits: tf.Tensor, labels: tf.Tensor, weights: tf.Tensor) -> Weight
 
 
 def weighted_sum(each: tf.Tensor, weights: tf.Tensor) -> WeightedSum:
-    """`each` and `weights` float32 [...], of one shape. What has weight 0 counts for nothing, whatever it is."""
-    # NaN x 0 is NaN, in the sum and in its gradient.
-    counted = tf.where(weights != 0, each, tf.zeros_like(each))
-    return WeightedSum(tf.reduce_sum(counted * weights), tf.reduce_sum(weights))
+    """`each` and `weights` float32 [...], of one shape."""
+    return WeightedSum(tf.reduce_sum(each * weights), tf.reduce_sum(weights))

@@ -21,12 +21,6 @@ from ctl.experiment import Batch, Experiment, Objective
 from ctl.losses import WeightedSum
 from ctl.seeds import Seed
 
-# What reports and evaluations call their own numbers.
-RESERVED = {
-    *('loss', 'step', 'steps', 'kind', 'examples', 'examples_per_second', 'steps_per_second', 'gradient_norm'),
-    *('learning_rate', 'skipped_examples', 'nonfinite_steps', 'damaged_records'),
-}
-
 Communication = tf.distribute.experimental.CommunicationOptions | None
 
 
@@ -126,16 +120,10 @@ def run_losses(objective: Objective, batch: Batch, seed: Seed | None, state: Seq
     `state` are pairs (Keras variable, the value it has).
 
     Raises:
-      UserError: where a loss is not a pair: a mean would become a mean of means. For a name that is taken.
+      UserError: where a loss is not a pair: a mean would become a mean of means.
     """
     with keras.StatelessScope(state) as scope:
         losses, metrics = objective.losses(batch, seed)
-    taken = sorted((losses.keys() & metrics.keys()) | (RESERVED & (losses.keys() | metrics.keys())))
-    if taken:
-        raise UserError(
-            f'objective {objective.name}: {taken[0]} is the name of something else in a report, as are '
-            f'{", ".join(sorted(RESERVED))}: call the loss or metric otherwise.'
-        )
     for name, value in {**losses, **metrics}.items():
         if not isinstance(value, WeightedSum):
             raise UserError(

@@ -175,18 +175,6 @@ def test_help_lists_every_experiment_and_every_key_with_its_meaning(capsys):
         assert f'{name} ' in text and summary and summary in text
 
 
-def test_a_setting_that_a_later_version_adds_counts_as_its_default_and_one_that_it_drops_is_named(monkeypatch):
-    stored = parse().to_dict()
-    del stored['train']['on_nonfinite'], stored['optimizer']['beta_1'], stored['model']['dropout']
-    config_lib.resume(parse(), stored, parse())
-    with pytest.raises(UserError, match=r'model.dropout was 0.1 and is 0.5. Choose another'):
-        config_lib.resume(parse('--config.model.dropout=0.5'), stored, parse())
-    monkeypatch.setitem(config_lib.REPLACED, 'train.warp', 'train.seed now')
-    stored['train']['warp'] = 9
-    with pytest.raises(UserError, match="train.warp was 9 and is 'train.seed now'"):
-        config_lib.resume(parse(), stored, parse())
-
-
 def test_a_later_start_may_change_only_what_does_not_make_it_another_run():
     stored = parse().to_dict()
     stored['data'].update(train='t*', eval='e*', logical_shards=8, shard_by='file')

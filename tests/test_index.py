@@ -203,28 +203,3 @@ def test_on_a_terminal_indexing_shows_a_bar_and_elsewhere_a_line_when_it_took_lo
     monkeypatch.setattr(index_lib, 'QUIET_SECONDS', 0.0)
     load_index(files, plain, fresh=True)
     assert 'Indexed 3 files, 17 records' in plain.file.getvalue()
-
-
-@pytest.mark.parametrize('left', [b'', b'half', b'noise', b'json', b'other', None], ids=str)
-def test_an_index_that_cannot_be_read_is_made_anew(files, scans, left):
-    load_index(files)
-    table = tables._in_cache(os.path.dirname(files[0]))
-    whole = table.read_bytes()
-    table.unlink()
-    if left is None:
-        table.mkdir()
-    elif left == b'json':
-        with open(table, 'wb') as stream:
-            np.savez(stream, about=np.frombuffer(b'[1]', np.uint8), sizes=np.zeros(3))
-    elif left == b'other':
-        with open(table, 'wb') as stream:
-            np.save(stream, np.zeros(3))
-    else:
-        noise = np.random.default_rng(0).bytes(len(whole))
-        table.write_bytes({b'': b'', b'half': whole[: len(whole) // 2], b'noise': noise}[left])
-    scans.clear()
-    assert load_index(files).counts.tolist() == [5, 3, 9]
-    assert sorted(scans) == files
-    scans.clear()
-    load_index(files)
-    assert scans == [] or left is None  # and it is there again

@@ -154,12 +154,3 @@ def collectives(bytes_per_pack):
 def test_gradients_travel_in_packs_so_that_the_first_need_not_wait_for_the_last():
     """tests/test_same_update.py trains with such packs."""
     assert collectives(8000) > collectives(0) > 0
-
-
-def test_what_has_weight_0_keeps_its_nan_and_infinity_to_itself():
-    each, weights = tf.constant([1.0, np.nan, np.inf, 4.0]), tf.constant([1.0, 0, 0, 2])
-    with tf.GradientTape() as tape:
-        tape.watch(each)
-        found = losses.weighted_sum(each, weights)
-    assert (found.sum.numpy(), found.weight.numpy()) == (9, 3)
-    assert tape.gradient(found.sum, each).numpy().tolist() == [1, 0, 0, 2]

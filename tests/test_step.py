@@ -169,15 +169,6 @@ def test_a_mean_over_the_slice_with_weight_1_is_scaled_right_when_slices_are_equ
     assert [a['loss'] for a in one] == pytest.approx([b['loss'] for b in two], rel=1e-6)
 
 
-@pytest.mark.parametrize('name', ['loss', 'learning_rate', 'step'])
-def test_a_loss_that_is_called_as_a_number_of_the_report_is_refused(tmp_path, capsys, name):
-    """An evaluation reported the loss called `loss` in the place of the objective."""
-    flags = line_flags(tmp_path, returned=PAIR.replace("name + '_error'", repr(name)))
-    assert door(*flags, f'--workdir={tmp_path / "run"}') == 2
-    error = capsys.readouterr().err
-    assert f'objective first: {name} is the name of something else in a report' in error and error.count('\n') == 1
-
-
 def test_a_weight_that_no_loss_depends_on_is_refused_by_name(tmp_path, capsys):
     flags = [*line_flags(tmp_path), '--config.model.unused=true']
     assert door(*flags, f'--workdir={tmp_path / "run"}') == 2
@@ -227,7 +218,7 @@ def test_microbatches_do_not_run_the_model_a_second_time_for_the_weights():
         each = tf.reduce_sum(model(batch['x']) ** 2, -1)
         counted = tf.numpy_function(lambda x: (calls.assign_add(1), x)[1], [each], tf.float32, stateful=False)
         each = each + tf.stop_gradient(tf.ensure_shape(counted, each.shape) - each)
-        return {'square': losses.weighted_sum(each, batch['example_weight'])}, {}
+        return {'loss': losses.weighted_sum(each, batch['example_weight'])}, {}
 
     objective = Objective('only', model.trainable_variables, losses_of, base_config().optimizer)
     batch = {'x': tf.ones([8, 4]), 'example_weight': tf.ones([8])}

@@ -68,7 +68,7 @@ def choose_data(
             raise UserError(f'data.train is not set, and {name} has no data of its own: set data.train and data.eval.')
         data = module.make_default_data(config, say)
         config.data.train, config.data.eval = data.train, data.eval
-    config_lib.resume(config, stored, module.get_config())
+    config_lib.resume(config, stored)
     return data
 
 

@@ -125,21 +125,18 @@ def _parse(source: Source, records: tf.data.Dataset) -> tf.data.Dataset:
 
 
 def _repair(source: Source, serialized: tf.Tensor, numbers: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """Puts a sound record where records are wrong, takes note of these, and gives them weight 0: float32 [n]."""
+    """Puts blanks where records are wrong, takes note of these, and gives them weight 0: float32 [n]."""
     blank = make_blank(source)
 
     def repair(serialized: np.ndarray, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The payloads, with another for those that are wrong, and a weight for each."""
+        """The payloads, with blanks for those that are wrong, and a weight for each."""
         repaired, weights = serialized.copy(), np.ones(len(numbers), np.float32)
         for i, record in enumerate(numbers):
             try:
                 check_record(source.index, record, source.features, source.names, serialized[i])
             except UserError as wrong:
-                weights[i] = 0
+                repaired[i], weights[i] = blank, 0
                 source.bad.take_wrong(source.index, record, str(wrong))
-        # A sound record in their place: zeros may be where a loss, or its gradient, is not finite.
-        sound = np.flatnonzero(weights)
-        repaired[weights == 0] = serialized[sound[0]] if len(sound) else blank
         return repaired, weights
 
     repaired, weights = tf.numpy_function(repair, [serialized, numbers], [tf.string, tf.float32])
@@ -197,20 +194,14 @@ def _check_ids(ids: tf.Tensor, below: int, names: tf.Tensor) -> tf.Tensor:
 
 
 def _pad(batch: Batch, batch_size: int) -> Batch:
-    """Adds copies of the first row, or zeros where there is none, until every feature has `batch_size` rows.
-
-    They have `example_weight` 0. A copy, for zeros may be where a loss or metric is not finite.
-    """
+    """Adds zeros until every feature has `batch_size` rows; the added rows have `example_weight` 0."""
     missing = batch_size - tf.shape(batch['record'])[0]
 
     def pad(value: tf.Tensor) -> tf.Tensor:
-        zero = tf.zeros(tf.concat([[1], tf.shape(value)[1:]], 0), value.dtype)
-        rows = tf.repeat(tf.concat([value, zero], 0)[:1], missing, 0)
-        return tf.ensure_shape(tf.concat([value, rows], 0), [batch_size, *value.shape[1:]])
+        zeros = tf.zeros(tf.concat([[missing], tf.shape(value)[1:]], 0), value.dtype)
+        return tf.ensure_shape(tf.concat([value, zeros], 0), [batch_size, *value.shape[1:]])
 
-    padded = {name: pad(value) for name, value in batch.items()}
-    counts = tf.range(batch_size) < batch_size - missing
-    return {**padded, 'example_weight': tf.where(counts, padded['example_weight'], tf.zeros([batch_size]))}
+    return {name: pad(value) for name, value in batch.items()}
 
 
 def _finish(source: Source, batches: tf.data.Dataset) -> tf.data.Dataset:

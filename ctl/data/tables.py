@@ -5,6 +5,7 @@ import hashlib
 import json
 import os
 import pathlib
+import zipfile
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -84,14 +85,10 @@ def _write(table: pathlib.Path, contents: Mapping[str, FileRecords]) -> None:
 def _read(table: pathlib.Path) -> dict[str, FileRecords]:
     """Name -> what the file holds; nothing where there is no table, or none that can be read."""
     try:
-        return _parse(table)
-    except Exception:  # it only saves a look at the files: whatever is wrong with it, it is made anew
+        with np.load(table) as arrays:
+            about, sizes = json.loads(arrays['about'].tobytes()), arrays['sizes']
+    except (OSError, ValueError, KeyError, zipfile.BadZipFile):
         return {}
-
-
-def _parse(table: pathlib.Path) -> dict[str, FileRecords]:
-    with np.load(table) as arrays:
-        about, sizes = json.loads(arrays['about'].tobytes()), arrays['sizes']
     if about.get('version') != VERSION:
         return {}
     contents, end = {}, 0
