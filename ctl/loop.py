@@ -114,9 +114,9 @@ def _check_workers(session: Session, found: Data) -> None:
     if session.alone:
         return
     said = {
-        'config': hashlib.sha256(config_lib.to_json(session.asked.config).encode()).hexdigest(),
-        'set of training records': found.train.digest,
+        'set of training records': found.train.digest,  # before the config, which has the digests too
         'set of evaluation records': found.evaluation.digest,
+        'config': hashlib.sha256(config_lib.to_json(session.asked.config).encode()).hexdigest(),
     }
     cluster.check_agreement(session.strategy, session.workers, said)
 
