@@ -258,7 +258,7 @@ def _train(session: Session, parts: _Parts, evaluator: Evaluator, numbers: Numbe
                     parts.experiment.objectives, numbers.metrics, step, config.train.watch_steps, session.announce
                 ),
                 evaluation,
-                actions.Saver(calendar, checkpoints, step, agreement, clock),
+                actions.Saver(calendar, checkpoints, step, agreement, clock, numbers),
             ],
             summary_manager=numbers.tensorboard,
             summary_interval=config.log.every,
