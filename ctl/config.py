@@ -13,19 +13,26 @@ import ml_collections
 from ctl.errors import UserError
 from ctl.settings import BASE, OPTIMIZER, Setting, Value
 
-# What a later start of the same run may change. Anything else would make it another run.
+# What a later start of the same run may change: how long, where, what is said and kept, and what only trades memory for
+# time. Anything else would make it another run. So would `data.window_mebibytes`, which bounds memory, and
+# `data.block_records`: the order of the records follows from both.
 CHANGEABLE = (
-    *('train.steps', 'train.microbatches', 'train.deterministic', 'devices.', 'eval.', 'checkpoint.', 'log.'),
+    *('train.steps', 'train.steps_per_loop', 'train.microbatches', 'train.deterministic'),
+    *('devices.', 'eval.', 'checkpoint.', 'log.'),
     # A damaged record is out of the index from the first start on; one that is wrong keeps its place.
     *('data.on_bad_record', 'data.max_bad_records'),
     *('train.on_nonfinite', 'train.max_nonfinite', 'train.watch_steps'),
 )
 
+# What took the place of keys that are no more, in words: a run that began with one goes on, and is told. A key that was
+# taken out and is not named here is refused in every run that has it.
+REPLACED: dict[str, str] = {}
+
 # Changed settings that are named; of more, only the number.
 MOST_CHANGED = 6
 
 # Values that ask the program to choose; a later start keeps what was chosen.
-AUTOMATIC = {'data.digest': '', 'data.logical_shards': 0, 'data.shard_by': 'auto'}
+AUTOMATIC = {'data.digest': '', 'data.eval_digest': '', 'data.logical_shards': 0, 'data.shard_by': 'auto'}
 
 # Help, choices and bounds by dotted key, for every setting any loaded experiment has declared.
 _settings: dict[str, Setting] = {}
@@ -187,7 +194,9 @@ def validate(config: ml_collections.ConfigDict) -> None:
         raise UserError(f'data.{given} is set and data.{missing} is not: set both, or neither.')
 
 
-def resume(config: ml_collections.ConfigDict, stored: dict | None) -> None:
+def resume(
+    config: ml_collections.ConfigDict, stored: dict | None, defaults: ml_collections.ConfigDict | None = None
+) -> list[str]:
     """Makes `config` the config of a run that was started with `stored`, in place; None is a new run.
 
     Automatic values take what the first start chose; keys in `CHANGEABLE` keep the new value.
@@ -195,17 +204,24 @@ def resume(config: ml_collections.ConfigDict, stored: dict | None) -> None:
     Args:
       config: the config of this start.
       stored: `config.json` of the run, as nested dicts.
+      defaults: the experiment's `get_config()`. The run began with these where `stored` lacks a key, which came later.
+
+    Returns:
+      What the user is to know: a line for each key of `stored` that something else took the place of.
 
     Raises:
       UserError: for keys whose change would make it another run, with both values.
     """
     if stored is None:
-        return
-    before = flatten(ml_collections.ConfigDict(stored))
+        return []
+    kept = flatten(ml_collections.ConfigDict(stored))
+    gone = kept.keys() - flatten(config).keys()
+    replaced = {key: kept.pop(key) for key in REPLACED if key in gone}
+    before = kept if defaults is None else {**_as_stored(defaults), **kept}
     for key, unchosen in AUTOMATIC.items():
         if key in before and find(config, key) == unchosen:
             set_value(config, key, before[key])
-    now = flatten(ml_collections.ConfigDict(json.loads(to_json(config))))  # as it will be stored: a tuple as a list
+    now = _as_stored(config)
     changed = [
         f'{key} was {before.get(key, "(not there)")!r} and is {now.get(key, "(not there)")!r}'
         for key in {**before, **now}
@@ -217,6 +233,12 @@ def resume(config: ml_collections.ConfigDict, stored: dict | None) -> None:
             f'this workdir holds a run with other settings: {"; ".join(changed[:MOST_CHANGED])}{more}. Choose another '
             '--workdir.'
         )
+    return [f'WARNING: {key}={value!r} of config.json is no more: {REPLACED[key]}' for key, value in replaced.items()]
+
+
+def _as_stored(config: ml_collections.ConfigDict) -> dict[str, Value]:
+    """The leaves of `config` as `config.json` has them, a tuple as a list, by dotted key."""
+    return flatten(ml_collections.ConfigDict(json.loads(to_json(config))))
 
 
 def to_json(config: ml_collections.ConfigDict) -> str:

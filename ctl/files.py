@@ -1,6 +1,10 @@
-"""Files that are there whole or not at all, whoever is killed in between; and the folder of those to be made again."""
+"""Files that are there whole or not at all, whoever is killed in between, also when the power fails.
+
+And the folder of those to be made again.
+"""
 
 import contextlib
+import errno
 import os
 import pathlib
 import shutil
@@ -16,6 +20,43 @@ def cache_folder() -> pathlib.Path:
     return pathlib.Path(home) / 'ctl'
 
 
+def sync(path: pathlib.Path) -> None:
+    """Waits until a file, or all that is under a folder and its list of it, is on the disk.
+
+    A name may get there before what it stands for: what is renamed is synced before, and what is removed goes after
+    the disk has what takes its place.
+    """
+    if path.is_dir():
+        for inside in path.iterdir():
+            sync(inside)
+    _sync_one(path)
+
+
+def _sync_one(path: pathlib.Path) -> None:
+    """A file, or a folder's list of what is in it."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # a file system that has no such thing for folders
+            raise
+    finally:
+        os.close(handle)
+
+
+def sync_list(folder: pathlib.Path) -> None:
+    """Waits until the disk has a folder, and which files are in it; not what these hold."""
+    _sync_one(folder)
+    _sync_one(folder.absolute().parent)
+
+
+def _replace(scratch: pathlib.Path, path: pathlib.Path) -> None:
+    """Renames a file or folder, and returns when the disk has it."""
+    sync(scratch)
+    os.replace(scratch, path)
+    _sync_one(path.absolute().parent)
+
+
 def replace_text(path: pathlib.Path, text: str) -> None:
     """Writes a small file in the place of the one that is there. For a file that one process writes.
 
@@ -23,7 +64,7 @@ def replace_text(path: pathlib.Path, text: str) -> None:
     """
     scratch = path.with_name(f'.{path.name}.new')
     scratch.write_text(text, encoding='utf8')
-    os.replace(scratch, path)
+    _replace(scratch, path)
 
 
 @contextlib.contextmanager
@@ -44,7 +85,7 @@ def appears_whole(path: pathlib.Path) -> Iterator[pathlib.Path]:
     try:
         yield scratch / path.name
         try:
-            os.replace(scratch / path.name, path)
+            _replace(scratch / path.name, path)
         except OSError:
             if not path.is_dir():
                 raise

@@ -118,9 +118,9 @@ def _check_workers(session: Session, found: Data) -> None:
     if session.alone:
         return
     said = {
-        'config': hashlib.sha256(config_lib.to_json(session.asked.config).encode()).hexdigest(),
-        'set of training records': found.train.digest,
+        'set of training records': found.train.digest,  # before the config, which has the digests too
         'set of evaluation records': found.evaluation.digest,
+        'config': hashlib.sha256(config_lib.to_json(session.asked.config).encode()).hexdigest(),
     }
     cluster.check_agreement(session.strategy, session.workers, said)
     if session.asked.dry_run:
@@ -283,7 +283,7 @@ def _train(session: Session, parts: _Parts, evaluator: Evaluator, numbers: Numbe
                     parts.experiment.objectives, numbers.metrics, step, config.train.watch_steps, session.announce
                 ),
                 evaluation,
-                actions.Saver(calendar, checkpoints, step, agreement, clock),
+                actions.Saver(calendar, checkpoints, step, agreement, clock, numbers),
             ],
             summary_manager=numbers.tensorboard,
             summary_interval=config.log.every,

@@ -79,6 +79,7 @@ BASE = {
             'auto', 'whether a share is whole files or a run of records', choices=('auto', 'file', 'record')
         ),
         'digest': Setting('', 'of the names and records of the training files; found at the first start'),
+        'eval_digest': Setting('', 'of the names and records of the evaluation files; found at every start'),
         'block_records': Setting(128, 'records read in one sequential piece', minimum=1),
         'window_records': Setting(
             1024, 'records shuffled together; blocks come to a window from the whole share', minimum=1

@@ -2,6 +2,8 @@
 
 import json
 import os
+import pathlib
+import re
 import resource
 import shutil
 
@@ -162,6 +164,55 @@ def test_saving_in_the_background_saves_the_same(flags, finished, tmp_path):
     assert {path.name for path in (tmp_path / 'checkpoints').iterdir()} == {
         path.name for path in (finished / 'checkpoints').iterdir()
     }
+
+
+@pytest.fixture
+def disk(monkeypatch):
+    """What a process does to files from now on, in order: ('sync', 'rename' or 'remove', path, all that is under it)."""
+    done = []
+
+    def note(what, path):
+        path = pathlib.Path(path)
+        done.append((what, path, [path, *path.rglob('*')] if path.is_dir() else [path]))
+
+    def noted(name, what, place):
+        function = getattr(os, name)
+
+        def call(*arguments, **named):
+            if not named:  # rmtree names folders by number: scratch
+                note(what, place(arguments[0]))
+            return function(*arguments, **named)
+
+        monkeypatch.setattr(os, name, call)
+
+    noted('fsync', 'sync', lambda handle: os.readlink(f'/proc/self/fd/{handle}'))
+    noted('replace', 'rename', lambda path: path)
+    noted('rename', 'rename', lambda path: path)
+    noted('unlink', 'remove', lambda path: path)
+    return done
+
+
+@pytest.mark.parametrize('in_background', ['true', pytest.param('false', marks=pytest.mark.slow)])
+def test_the_disk_has_all_of_a_file_before_it_is_renamed_and_a_checkpoint_before_an_older_one_goes(
+    flags, tmp_path, disk, in_background
+):
+    words = overrides(train__steps=4, eval__every=2, checkpoint__every=2, checkpoint__keep=1,
+                      checkpoint__best_metric='loss', checkpoint__async_save=in_background)  # fmt: skip
+    assert door(*flags, *words, f'--workdir={tmp_path}') == 0
+    renamed, removed = set(), set()
+    for number, (what, path, under) in enumerate(disk):
+        synced = {each for did, each, _ in disk[:number] if did == 'sync'}
+        if what == 'rename':
+            assert set(under) <= synced, path
+            assert ('sync', path.parent) in [(did, each) for did, each, _ in disk[number:]]
+            renamed.add(path.name)
+        elif what == 'remove' and (old := re.fullmatch(r'ckpt-(\d+)\..*', path.name)):
+            new = f'ckpt-{int(old[1]) + 2}'
+            assert {path.with_name(f'{new}.index'), path.with_name(f'{new}.data-00000-of-00001')} <= synced
+            assert {path.parent, path.parent.parent, tmp_path / 'metrics.jsonl'} <= synced
+            removed.add(path.name)
+    assert {'.config.json.new', '.run.json.new', '.time.json.new', '.best.json.new'} <= renamed
+    assert removed == {'ckpt-2.index', 'ckpt-2.data-00000-of-00001'}
 
 
 def test_the_newest_are_kept_and_other_programs_find_the_last(finished):

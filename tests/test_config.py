@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from ctl import config as config_lib
 from ctl import flags, train
 from ctl.errors import UserError
+from ctl.experiment import load_experiment
 
 BERT = '--experiment=bert_mlm'
 
@@ -193,3 +194,42 @@ def test_a_later_start_may_change_only_what_does_not_make_it_another_run():
         changed = parse('--config.data.train=t*', '--config.data.eval=e*', word)
         with pytest.raises(UserError, match=said + '.*Choose another --workdir'):
             config_lib.resume(changed, stored)
+
+
+def later(stored, *words):
+    """The config of a later start of a run with `stored`, and what is said of it."""
+    config = parse(*words)
+    return config, config_lib.resume(config, stored, load_experiment('bert_mlm').get_config())
+
+
+def test_a_setting_that_came_after_a_run_began_counts_as_its_default():
+    """The experiment's own default, and not what is typed now."""
+    stored = parse().to_dict()
+    del stored['data']['eval_digest'], stored['optimizer']['warmup_steps'], stored['log'], stored['model']
+    assert later(stored, '--config.log.every=3')[0].log.every == 3
+    with pytest.raises(UserError, match='model.width was 128 and is 64; optimizer.warmup_steps was 200 and is 7'):
+        later(stored, '--config.optimizer.warmup_steps=7', '--config.model.width=64')
+
+
+def test_a_setting_that_is_no_more_is_named_with_what_took_its_place_and_the_run_goes_on(monkeypatch):
+    stored = parse().to_dict()
+    stored['train']['momentum'] = 0.9
+    with pytest.raises(UserError, match=r"train.momentum was 0.9 and is '\(not there\)'"):
+        later(stored)
+    monkeypatch.setattr(config_lib, 'REPLACED', {'train.momentum': 'set optimizer.beta_1.'})
+    config, said = later(stored)
+    assert said == ['WARNING: train.momentum=0.9 of config.json is no more: set optimizer.beta_1.']
+    assert later(config.to_dict())[1] == []  # as config.json is written anew, it is said once
+
+
+@pytest.mark.parametrize('word', ['train.steps_per_loop=7', 'devices.input_pipelines=per_replica'])
+def test_a_later_start_may_trade_memory_for_time(word):
+    assert later(parse().to_dict(), f'--config.{word}')[1] == []
+
+
+@pytest.mark.parametrize(
+    'word', ['data.window_mebibytes=7', 'data.window_records=7', 'data.block_records=7', 'train.precision=bfloat16']
+)
+def test_a_later_start_may_not_change_the_order_of_records_or_the_arithmetic(word):
+    with pytest.raises(UserError, match=word.partition('=')[0]):
+        later(parse().to_dict(), f'--config.{word}')

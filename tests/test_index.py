@@ -1,12 +1,14 @@
 """Which records there are, what is remembered of them, and what is said about files that are not as they should be."""
 
 import dataclasses
+import io
 import os
 import pathlib
 import shutil
 
 import numpy as np
 import pytest
+import rich.console
 import tensorflow as tf
 
 from ctl.data import tables
@@ -84,13 +86,79 @@ def test_a_start_with_some_files_of_a_folder_keeps_what_is_known_of_the_others(f
     assert scans == []
 
 
-def test_a_cache_that_is_damaged_is_made_again(files, scans, cache_of_its_own):
+def damage_table(table, how):
+    if how == 'a folder':
+        table.unlink()
+        (table / 'inside').mkdir(parents=True)
+        return
+    if how == 'fields of another kind':
+        np.savez(table, about=np.frombuffer(b'{"version": 1, "files": [{}]}', np.uint8), sizes=np.zeros(3, np.uint32))
+        return
+    whole = table.read_bytes()
+    table.write_bytes(
+        {
+            '0 bytes': b'',
+            'half': whole[: len(whole) // 2],
+            'noise': np.random.default_rng(0).bytes(999),
+            'a changed byte': whole[:-2000] + b'?' + whole[-1999:],
+            'text': b'here was an index',
+        }[how]
+    )
+
+
+@pytest.fixture
+def console():
+    return rich.console.Console(file=io.StringIO(), width=10_000)
+
+
+DAMAGE = ['0 bytes', 'half', 'noise', 'text', 'a changed byte', 'a folder', 'fields of another kind']
+
+
+@pytest.mark.parametrize('how', DAMAGE)
+def test_a_damaged_table_in_the_cache_is_said_and_made_again(files, scans, console, how):
     load_index(files)
-    for table in (cache_of_its_own / 'ctl' / 'index').glob('*.npz'):
-        table.write_bytes(table.read_bytes()[:-100])
+    damage_table(tables._in_cache(os.path.dirname(files[0])), how)
     scans.clear()
-    assert load_index(files).counts.tolist() == [5, 3, 9]
+    assert load_index(files, console).counts.tolist() == [5, 3, 9]
     assert sorted(scans) == files
+    said = console.file.getvalue()
+    assert 'cannot be read' in said and said.count('\n') == 1
+    scans.clear()
+    load_index(files, console)
+    assert scans == [] and console.file.getvalue() == said
+
+
+@pytest.mark.parametrize('how', DAMAGE)
+def test_a_damaged_table_beside_the_records_is_said_and_the_cache_serves(files, scans, console, how, tmp_path, capsys):
+    assert index_records.main([str(tmp_path / 'train-*'), '--write']) == 0
+    damage_table(tmp_path / tables.BESIDE, how)
+    scans.clear()
+    for _ in range(2):
+        assert load_index(files, console).counts.tolist() == [5, 3, 9]
+    assert scans == []
+    said = console.file.getvalue()
+    assert said.count(f'WARNING: the index {tmp_path / tables.BESIDE} cannot be read') == said.count('\n') == 2
+    rc = index_records.main([str(tmp_path / 'train-*'), '--write'])
+    if how == 'a folder':
+        assert rc == 2 and 'is a folder, where an index is to be: remove it' in capsys.readouterr().err
+        shutil.rmtree(tmp_path / tables.BESIDE)
+    load_index(files, console)
+    assert console.file.getvalue() == said
+
+
+def test_a_table_that_may_not_be_read_or_is_of_another_version_is_none(files, scans, console, monkeypatch):
+    load_index(files)
+    monkeypatch.setattr(tables, 'VERSION', tables.VERSION + 1)
+    assert load_index(files, console).counts.tolist() == [5, 3, 9] and console.file.getvalue() == ''
+
+    def refuse(path):
+        raise PermissionError(13, 'Permission denied')
+
+    with monkeypatch.context() as patch:
+        patch.setattr(np, 'load', refuse)
+        assert load_index(files, console).counts.tolist() == [5, 3, 9]
+    assert 'Permission denied' in console.file.getvalue()
+    assert sorted(scans) == sorted(files * 3)
 
 
 def test_an_index_beside_the_data_goes_where_the_data_goes(files, scans, tmp_path, capsys):
@@ -188,10 +256,6 @@ def test_a_file_of_zero_bytes_is_refused_by_name(files, tmp_path):  # C26
 
 
 def test_on_a_terminal_indexing_shows_a_bar_and_elsewhere_a_line_when_it_took_long(files, monkeypatch):
-    import io
-
-    import rich.console
-
     from ctl.data import index as index_lib
 
     terminal = rich.console.Console(file=io.StringIO(), force_terminal=True, width=100)

@@ -44,3 +44,24 @@ def test_a_run_keeps_the_shares_that_it_began_with_when_the_choice_would_be_anot
     assert (kept.layout.logical_shards, kept.layout.shard_by) == (2, shard_by)
     for step in (0, 30):
         assert np.array_equal(kept.layout.replica_records(step, 1, 1), begun.layout.replica_records(step, 1, 1))
+
+
+def test_other_evaluation_records_than_before_are_told_once(tmp_path):
+    """A run of an older version, which kept no digest of them, is told nothing."""
+    said = []
+
+    def start(stored=None, seed=0):
+        config = make_config(tmp_path)
+        bert_records.write_files(tmp_path, [8], 'eval', seed=seed)
+        if stored:
+            config_lib.resume(config, stored, config_lib.base_config())
+        find_data(config, 1, None, said.append)
+        return json.loads(config_lib.to_json(config))
+
+    first = start()
+    assert start(first) == first and said == []
+    older = {**first, 'data': {k: v for k, v in first['data'].items() if k != 'eval_digest'}}
+    assert start(older, seed=5)['data']['eval_digest'] != first['data']['eval_digest'] and said == []
+    second = start(first, seed=5)
+    assert len(said) == 1 and 'WARNING: data.eval=' in said[0] and first['data']['eval_digest'] in said[0]
+    assert start(second, seed=5) == second and len(said) == 1

@@ -159,18 +159,19 @@ def load_index(files: Sequence[str], console: rich.console.Console | None = None
 
     Args:
       files: paths, sorted.
-      console: where progress is shown.
+      console: where progress is shown, and what is wrong with an index on disk.
       fresh: whether to read every file again.
 
     Raises:
       UserError: when a file cannot be read, holds no sound record, or is written to meanwhile.
     """
+    console = console or rich.console.Console(quiet=True)
     folders: dict[str, list[str]] = {}
     for path in files:
         folders.setdefault(os.path.dirname(path), []).append(path)
     known = {}
     for folder, inside in () if fresh else folders.items():
-        known.update(tables.load(folder, inside))
+        known.update(tables.load(folder, inside, lambda text: console.print(text, markup=False)))
     missing = [path for path in files if path not in known]
     if missing:
         found = _scan_all(missing, console)
@@ -180,9 +181,8 @@ def load_index(files: Sequence[str], console: rich.console.Console | None = None
     return Index(tuple(files), tuple(known[path] for path in files))
 
 
-def _scan_all(files: Sequence[str], console: rich.console.Console | None) -> dict[str, FileRecords]:
+def _scan_all(files: Sequence[str], console: rich.console.Console) -> dict[str, FileRecords]:
     """Scans files side by side, under a progress bar on a terminal, with a line at the end elsewhere."""
-    console = console or rich.console.Console(quiet=True)
     began, total = time.monotonic(), sum(os.path.getsize(path) for path in files)
     columns = (
         rich.progress.TextColumn('indexing {task.fields[files]} files'),

@@ -68,7 +68,8 @@ def choose_data(
             raise UserError(f'data.train is not set, and {name} has no data of its own: set data.train and data.eval.')
         data = module.make_default_data(config, say)
         config.data.train, config.data.eval = data.train, data.eval
-    config_lib.resume(config, stored)
+    for line in config_lib.resume(config, stored, module.get_config()):
+        say(line)
     return data
 
 
@@ -86,7 +87,7 @@ def find_data(
       config: with `data.train` and `data.eval` set.
       replicas: R.
       default: what the experiment made, where it did.
-      say: is told of bad records.
+      say: is told of bad records, and of evaluation records that are others than at the start before.
       console: where progress is shown.
       workers: processes that the replicas are spread over.
 
@@ -106,6 +107,12 @@ def find_data(
     config.data.digest = train.digest
     evaluation = load_index(find_files(config.data.eval, 'data.eval'), console)
     bad.take_damaged(evaluation)
+    if config.data.eval_digest not in ('', evaluation.digest):
+        say(
+            f'WARNING: data.eval={config.data.eval}: these are not the records of the evaluations so far (digest '
+            f'{evaluation.digest}, before {config.data.eval_digest}). Their numbers do not compare with what follows.'
+        )
+    config.data.eval_digest = evaluation.digest
     logical_shards, shard_by, why = choices.choose_shards(
         train.counts,
         config.train.global_batch_size,

@@ -5,12 +5,13 @@ import hashlib
 import json
 import os
 import pathlib
-import zipfile
-from collections.abc import Mapping, Sequence
+import shutil
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
 from ctl.data.scan import Damage, FileRecords
+from ctl.errors import UserError
 from ctl.files import appears_whole, cache_folder
 
 # Beside the data; a glob like `folder/*` does not match it.
@@ -28,13 +29,22 @@ def is_as_indexed(path: str, content: FileRecords) -> bool:
     return (stat.st_size, stat.st_mtime_ns) == (content.size, content.changed)
 
 
-def load(folder: str, files: Sequence[str]) -> dict[str, FileRecords]:
-    """What is known of `files`, all in `folder`, and still holds: from beside them, else from the cache."""
+def load(folder: str, files: Sequence[str], say: Callable[[str], None]) -> dict[str, FileRecords]:
+    """What is known of `files`, all in `folder`, and still holds: from beside them, else from the cache.
+
+    `say` is told of a table that cannot be read. That in the cache is made anew, once its files are indexed again.
+    """
     known: dict[str, FileRecords] = {}
-    for table in (_beside(folder), _in_cache(folder)):
+    remedies = {
+        _beside(folder): 'remove it, or write it anew with tools.index_records --write',
+        _in_cache(folder): 'the files are indexed again',
+    }
+    for table, remedy in remedies.items():
         missing = [path for path in files if path not in known]
         if missing:
-            contents = _read(table)
+            contents, problem = _read(table)
+            if problem:
+                say(f'WARNING: the index {table} cannot be read ({problem}), and is not used: {remedy}.')
             named = {path: contents.get(os.path.basename(path)) for path in missing}
             known.update({path: c for path, c in named.items() if c and is_as_indexed(path, c)})
     return known
@@ -43,6 +53,8 @@ def load(folder: str, files: Sequence[str]) -> dict[str, FileRecords]:
 def add_to_cache(folder: str, contents: Mapping[str, FileRecords]) -> None:
     """Adds what was found out about files of `folder`, by path, to what the cache has of others and still holds."""
     table = _in_cache(folder)
+    if table.is_dir():  # nothing else could take its place
+        shutil.rmtree(table)
     _write(table, {**_read_still_true(table, folder), **_by_name(folder, contents)})
 
 
@@ -54,7 +66,7 @@ def write_beside(folder: str, contents: Mapping[str, FileRecords]) -> pathlib.Pa
 
 
 def _read_still_true(table: pathlib.Path, folder: str) -> dict[str, FileRecords]:
-    return {name: c for name, c in _read(table).items() if is_as_indexed(os.path.join(folder, name), c)}
+    return {name: c for name, c in _read(table)[0].items() if is_as_indexed(os.path.join(folder, name), c)}
 
 
 def _by_name(folder: str, contents: Mapping[str, FileRecords]) -> dict[str, FileRecords]:
@@ -71,6 +83,8 @@ def _in_cache(folder: str) -> pathlib.Path:
 
 
 def _write(table: pathlib.Path, contents: Mapping[str, FileRecords]) -> None:
+    if table.is_dir():
+        raise UserError(f'{table} is a folder, where an index is to be: remove it.')
     entries = []
     for name, content in contents.items():
         entry = {field: getattr(content, field) for field in ('size', 'changed', 'compression', 'fingerprint')}
@@ -82,14 +96,21 @@ def _write(table: pathlib.Path, contents: Mapping[str, FileRecords]) -> None:
         np.savez(stream, about=np.frombuffer(about, np.uint8), sizes=sizes)
 
 
-def _read(table: pathlib.Path) -> dict[str, FileRecords]:
-    """Name -> what the file holds; nothing where there is no table, or none that can be read."""
+def _read(table: pathlib.Path) -> tuple[dict[str, FileRecords], str]:
+    """Name -> what the file holds, and why the table cannot be read, '' where it can or is not there."""
     try:
-        with np.load(table) as arrays:
-            about, sizes = json.loads(arrays['about'].tobytes()), arrays['sizes']
-    except (OSError, ValueError, KeyError, zipfile.BadZipFile):
-        return {}
-    if about.get('version') != VERSION:
+        return _read_sound(table), ''
+    except FileNotFoundError:
+        return {}, ''
+    except Exception as error:  # whatever NumPy, zip, JSON and the fields make of bytes that are none of a table
+        return {}, str(error) or type(error).__name__
+
+
+def _read_sound(table: pathlib.Path) -> dict[str, FileRecords]:
+    """Nothing of a table of another version."""
+    with np.load(table) as arrays:
+        about, sizes = json.loads(arrays['about'].tobytes()), arrays['sizes']
+    if about['version'] != VERSION:
         return {}
     contents, end = {}, 0
     for entry in about['files']:

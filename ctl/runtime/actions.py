@@ -83,6 +83,11 @@ class Numbers:
         self.metrics.append(step=step, kind=kind, **values)
         self.tensorboard.scalars(kind, step, values)
 
+    def sync(self) -> None:
+        """Before a checkpoint: it says that the numbers of its step, and before, are written."""
+        self.metrics.sync()
+        self.tensorboard.flush()
+
     def drop_after(self, step: int, written: float) -> None:
         """Drops what a killed run wrote after `step`, its last checkpoint, `written` when: those steps come again."""
         self.metrics.drop_after(step)
@@ -262,15 +267,22 @@ class Saver:
     """Writes a checkpoint when it is due, or when the run is to end."""
 
     def __init__(
-        self, calendar: Calendar, checkpoints: Checkpoints, step: tf.Variable, agreement: Agreement, clock: Clock
+        self,
+        calendar: Calendar,
+        checkpoints: Checkpoints,
+        step: tf.Variable,
+        agreement: Agreement,
+        clock: Clock,
+        numbers: Numbers,
     ):
         self._calendar, self._checkpoints, self._step, self._agreement = calendar, checkpoints, step, agreement
-        self._clock = clock
+        self._clock, self._numbers = clock, numbers
 
     def __call__(self, output: dict) -> None:
         asked = self._agreement.asked_to_end
         if asked or self._calendar.due(self._calendar.save, int(self._step.numpy())):
             with self._clock.during('save'):
+                self._numbers.sync()
                 self._checkpoints.save()
                 if asked:
                     self._checkpoints.finish()

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 import tensorflow as tf
 
 from ctl.errors import GuardError, UserError
-from ctl.files import replace_text
+from ctl.files import replace_text, sync, sync_list
 from ctl.runtime.state import Copy, State, damage, first_line
 
 
@@ -156,6 +156,9 @@ class Checkpoints:
         try:
             folder.mkdir(parents=True, exist_ok=True)
             source.write(path)
+            for file in folder.glob(f'ckpt-{step}.*'):
+                sync(file)
+            sync_list(folder)  # before an older one goes: there may be no other
             problem = damage(path)
         except (tf.errors.OpError, OSError) as error:
             problem = first_line(error)

@@ -89,8 +89,9 @@ class TensorBoard(orbit.utils.SummaryManagerInterface):
         """Orbit calls it after an inner loop: the report has been written by then."""
 
     def flush(self) -> None:
-        """Orbit calls it after an inner loop."""
-        self.writer('train').flush()
+        """Before a checkpoint, and by Orbit after an inner loop, where no signal ended the run before."""
+        for writer in self._writers.values():
+            writer.flush()
 
 
 def _read(path: pathlib.Path, step: int) -> Iterator[tuple[bytes, bool]]:

@@ -6,7 +6,7 @@ import math
 import pathlib
 
 from ctl.errors import UserError
-from ctl.files import replace_text
+from ctl.files import replace_text, sync
 
 
 def read_config(workdir: pathlib.Path) -> dict | None:
@@ -94,6 +94,11 @@ class MetricsFile:
         values = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in values.items()}
         with open(self._path, 'a', encoding='utf8') as stream:
             stream.write(json.dumps(values) + '\n')
+
+    def sync(self) -> None:
+        """Waits until the lines are on the disk."""
+        if self._writes and self._path.exists():
+            sync(self._path)
 
 
 def _step(line: str) -> float:
