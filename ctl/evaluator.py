@@ -3,13 +3,13 @@
 from collections.abc import Callable
 
 import keras
-import numpy as np
 import orbit
 import tensorflow as tf
 
 from ctl import seeds
 from ctl.errors import UserError
 from ctl.experiment import Batch, Experiment
+from ctl.names import check_names
 from ctl.update import run_losses
 
 
@@ -28,13 +28,28 @@ class Evaluator(orbit.StandardEvaluator):
         self._strategy, self._experiment, self._check = strategy, experiment, check
         self._losses: list[str] = []
         self._metrics: list[str] = []
+        # Traced on its own, and once: the function that Orbit makes of `eval_step` calls it.
+        self._step = tf.function(self._batch_step, input_signature=[dataset.element_spec])
+
+    def trace(self) -> list[str]:
+        """Traces the evaluation of a batch, and computes nothing; the names of the numbers that come of one.
+
+        Raises:
+          UserError: for losses, metrics and tallies that cannot be evaluated, or whose names clash.
+        """
+        self._step.get_concrete_function()
+        tallies = [name for tally in self._experiment.tallies for name in tally.names]
+        return ['loss', *self._losses, *self._metrics, *tallies]
 
     def eval_begin(self):
         return None
 
     def eval_step(self, iterator):
         """Of one global batch: sums and weights, float32 [losses + metrics, 2], and each tally's sums by name."""
-        results = self._strategy.run(self._replica_step, args=(next(iterator),))
+        return self._step(next(iterator))
+
+    def _batch_step(self, batch):
+        results = self._strategy.run(self._replica_step, args=(batch,))
         # One by one: with several workers TensorFlow takes a structure for one tensor.
         return tf.nest.map_structure(
             lambda value: self._strategy.reduce(tf.distribute.ReduceOp.SUM, value, axis=None), results
@@ -42,14 +57,14 @@ class Evaluator(orbit.StandardEvaluator):
 
     def _replica_step(self, batch: Batch):
         batch = {**batch, 'example_seed': seeds.of_records(tf.zeros([2], tf.int32), batch['record'])}
-        losses, metrics = {}, {}
+        named, losses, metrics = {}, {}, {}
         for objective in self._experiment.objectives:
             more_losses, more_metrics, _ = run_losses(objective, batch, None)
-            twice = (losses.keys() | metrics.keys()) & (more_losses.keys() | more_metrics.keys())
-            if twice:
-                raise UserError(f'objective {objective.name}: another objective has {", ".join(twice)}; rename it.')
+            named[f'objective {objective.name}'] = [*more_losses, *more_metrics]
             losses.update(more_losses)
             metrics.update(more_metrics)
+        named['the tallies'] = [name for tally in self._experiment.tallies for name in tally.names]
+        check_names(self._experiment, named)
         self._losses, self._metrics = list(losses), list(metrics)
         with keras.StatelessScope():
             tallies = [tally.sums(batch) for tally in self._experiment.tallies]
@@ -58,19 +73,26 @@ class Evaluator(orbit.StandardEvaluator):
 
     def eval_reduce(self, state, step_outputs):
         self._check()
-        added = tf.nest.map_structure(lambda tensor: tensor.numpy().astype(np.float64), step_outputs)
-        return added if state is None else tf.nest.map_structure(np.add, state, added)
+        # Where the sums are, which may be on a GPU: the products of Inception's features are 100 MB.
+        added = tf.nest.map_structure(lambda tensor: tf.cast(tensor, tf.float64), step_outputs)
+        return added if state is None else tf.nest.map_structure(tf.add, state, added)
 
     def eval_end(self, totals) -> dict[str, float]:
         """`loss`, the objective over all records, every loss and metric by name, and the tallies' values.
 
         A loss or metric that nothing counted towards is 0.
         """
-        pairs, tallies = totals
+        pairs, tallies = tf.nest.map_structure(lambda tensor: tensor.numpy(), totals)
         means = {
             name: float(total / weight) if weight else 0.0
             for name, (total, weight) in zip([*self._losses, *self._metrics], pairs, strict=True)
         }
         for tally, sums in zip(self._experiment.tallies, tallies, strict=True):
-            means.update(tally.values(sums))
+            values = tally.values(sums)
+            if values.keys() != set(tally.names):
+                raise UserError(
+                    f'the tally of {", ".join(tally.names)} has the values {", ".join(values)}: make `names` of '
+                    'ctl.experiment.Tally what `values` returns.'
+                )
+            means.update(values)
         return {'loss': sum(means[name] for name in self._losses), **means}

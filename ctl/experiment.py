@@ -100,10 +100,12 @@ class Tally:
       sums: `sums(batch) -> name -> tensor`, of any shape, over the slice of the batch it is given; added up in float64
         over all batches and replicas. What has `example_weight` 0 must not count.
       values: `values(sums) -> name -> float`, from the totals, as NumPy arrays.
+      names: of what `values` returns.
     """
 
     sums: Callable[[Batch], Mapping[str, Any]]
     values: Callable[[Mapping[str, Any]], Mapping[str, float]]
+    names: Sequence[str]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -12,7 +12,7 @@ import tensorflow as tf
 from ctl import config as config_lib
 from ctl.data import pipeline, records
 from ctl.data.inputs import Data, choose_data, find_data
-from ctl.errors import GuardError, Interrupted, WorkdirLost
+from ctl.errors import GuardError, Interrupted, UserError, WorkdirLost
 from ctl.evaluator import Evaluator
 from ctl.experiment import Experiment
 from ctl.nonfinite import NonFinite
@@ -20,13 +20,13 @@ from ctl.optimizers import make_optimizer
 from ctl.runtime import actions, cluster, devices, lock, plan, reporting
 from ctl.runtime import workdir as workdir_lib
 from ctl.runtime.actions import Calendar, Numbers
-from ctl.runtime.checkpoints import Checkpoints, find_checkpoint
+from ctl.runtime.checkpoints import BestCheckpoint, Checkpoints, find_checkpoint
 from ctl.runtime.clock import as_text
 from ctl.runtime.pictures import Pictures
 from ctl.runtime.stall import Watch
 from ctl.runtime.state import State
 from ctl.runtime.tensorboard import TensorBoard
-from ctl.session import Run, Session, started
+from ctl.session import Run, Session, say_if_older, started
 from ctl.step import Trainer, host_counter
 from ctl.update import Training
 
@@ -65,7 +65,7 @@ def _run(session: Session) -> None:
     """The story of a run: data, model, where it left off, the plan, training, the summary."""
     asked, config, say = session.asked, session.asked.config, session.say
     default_data = choose_data(asked.name, asked.module, config, say, workdir_lib.read_config(asked.workdir))
-    _say_if_older(session)
+    say_if_older(session)
     found = find_data(config, session.replicas, default_data, say, session.console, len(session.workers.addresses))
     _check_workers(session, found)
     parts = _make_parts(session, found)
@@ -82,35 +82,22 @@ def _run(session: Session) -> None:
     )
     chief = session.workers.chief
     metrics = workdir_lib.MetricsFile(asked.workdir, writes=chief)
+    at_end = session.as_the_chief_says(step == config.train.steps and metrics.has(step, 'eval'))
+    if not asked.dry_run and (at_end or step > config.train.steps):
+        say(f'Already at step {step} of {config.train.steps}. A larger --config.train.steps goes on from here.')
+        return
+    evaluator = _make_evaluator(session, parts)
     if asked.dry_run:
         say(plan.feed_text(parts.data, step, session.replicas))
         say('Dry run: the run could start. Nothing was trained, and nothing written to the workdir.')
         return
-    evaluated = session.as_the_chief_says(metrics.has(step, 'eval'))
-    if step > config.train.steps or (step == config.train.steps and evaluated):
-        say(f'Already at step {step} of {config.train.steps}. A larger --config.train.steps goes on from here.')
-        return
 
     numbers = Numbers(metrics, TensorBoard(asked.workdir, [o.name for o in parts.experiment.objectives], chief))
     _open_workdir(session, parts, numbers, step)
-    evaluator = _make_inputs(session, parts, step)
+    _feed(session, parts, step)
     with _stops_explained(session, parts), records.explained(parts.source, parts.eval_source):
         newest = _train(session, parts, evaluator, numbers)
     _print_summary(session, parts, metrics, newest)
-
-
-def _say_if_older(session: Session) -> None:
-    """Says what goes on otherwise than it began, in a run that began with an older version."""
-    workdir, config = session.asked.workdir, config_lib.flatten(session.asked.config)
-    if workdir_lib.read_config(workdir) is None or workdir_lib.read_note(workdir):
-        return
-    # Workdirs have a note since `lamb` is the paper's.
-    for section in [key.removesuffix('.weight_decay') for key in config if key.endswith('.weight_decay')]:
-        if config[f'{section}.name'] == 'lamb' and config[f'{section}.weight_decay']:
-            session.announce(
-                f'WARNING: {section}.name=lamb: this run began when its weight decay was outside of the trust ratio. '
-                'From here on it is inside, as in the paper.'
-            )
 
 
 def _check_workers(session: Session, found: Data) -> None:
@@ -203,6 +190,24 @@ def _restore(session: Session, checkpoints: Checkpoints) -> tuple[int, str | Non
         return step, path
 
 
+def _make_evaluator(session: Session, parts: _Parts) -> Evaluator:
+    """The evaluator with its input, traced: what is wrong with it is not to be found when hours of steps are done.
+
+    Raises:
+      UserError: for an evaluation that cannot be made, or has no number `checkpoint.best_metric`.
+    """
+    data, config = parts.data, session.asked.config
+    eval_fn = pipeline.make_eval_dataset_fn(
+        parts.eval_source, config.train.global_batch_size, data.eval_records, data.layout.window_records
+    )
+    dataset = pipeline.distribute(session.strategy, eval_fn, session.alone and data.pipelines > 1)
+    evaluator = Evaluator(session.strategy, parts.experiment, dataset, session.check)
+    names, best = evaluator.trace(), config.checkpoint.best_metric
+    if best and best not in names:
+        raise UserError(f'checkpoint.best_metric={best}: {config_lib.nearest(best, names)}')
+    return evaluator
+
+
 def _open_workdir(session: Session, parts: _Parts, numbers: Numbers, step: int) -> None:
     """From here on the workdir is written to: what is left in it of steps after `step` goes."""
     asked, workers = session.asked, session.workers
@@ -211,26 +216,18 @@ def _open_workdir(session: Session, parts: _Parts, numbers: Numbers, step: int) 
         own_data = parts.data.default is not None
         workdir_lib.write_note(asked.workdir, workdir_lib.Note(asked.experiment or asked.name, own_data))
         parts.checkpoints.clean()
+        parts.checkpoints.clean_best(step, session.say)
         numbers.drop_after(step, parts.checkpoints.written(step))
         session.clock.go_on(asked.workdir / 'time.json')
     name = 'bad_records.jsonl' if workers.chief else f'bad_records-{workers.index}.jsonl'
     parts.data.bad.list_in(asked.workdir / name)
 
 
-def _make_inputs(session: Session, parts: _Parts, step: int) -> Evaluator:
-    """Gives the trainer its input from `step` on, and makes the evaluator with its own."""
-    data, batch_size = parts.data, session.asked.config.train.global_batch_size
-    train_fn = pipeline.make_train_dataset_fn(parts.source, data.layout, step)
-    eval_fn = pipeline.make_eval_dataset_fn(
-        parts.eval_source, batch_size, data.eval_records, data.layout.window_records
-    )
-    # Only now is it known which step comes next: a distributed iterator cannot be restored, but it can start anywhere.
-    per_replica = session.alone and data.pipelines > 1
+def _feed(session: Session, parts: _Parts, step: int) -> None:
+    """Gives the trainer its input from `step` on: a distributed iterator cannot be restored, but can start anywhere."""
+    train_fn = pipeline.make_train_dataset_fn(parts.source, parts.data.layout, step)
+    per_replica = session.alone and parts.data.pipelines > 1
     parts.trainer.train_dataset = pipeline.distribute(session.strategy, train_fn, per_replica)
-    eval_dataset = pipeline.distribute(session.strategy, eval_fn, per_replica)
-    # Workers evaluate together to the end: they agree on when to stop between inner loops.
-    check = session.stop.check if session.alone else lambda: None
-    return Evaluator(session.strategy, parts.experiment, eval_dataset, check)
 
 
 @contextlib.contextmanager
@@ -256,6 +253,7 @@ def _train(session: Session, parts: _Parts, evaluator: Evaluator, numbers: Numbe
     config, clock, data = session.asked.config, session.clock, parts.data
     trainer, checkpoints, calendar = parts.trainer, parts.checkpoints, Calendar.of(config)
     step, batch_size, first = trainer.step, config.train.global_batch_size, int(trainer.step.numpy())
+    draw = parts.experiment.pictures if session.workers.chief else None
     with reporting.Progress(session.console, config.train.steps, first) as progress, parts.watch.watching():
         agreement = actions.Agreement(session.strategy, session.workers, session.stop, trainer)
         evaluation = actions.Evaluation(
@@ -266,8 +264,9 @@ def _train(session: Session, parts: _Parts, evaluator: Evaluator, numbers: Numbe
             progress,
             step,
             clock,
-            actions.BestCheckpoint(checkpoints, config.checkpoint.best_metric, config.checkpoint.best_mode),
-            _make_pictures(session, parts, numbers),
+            agreement,
+            BestCheckpoint(checkpoints, config.checkpoint.best_metric, config.checkpoint.best_mode, first),
+            Pictures(draw, session.asked.workdir / 'pictures', numbers.tensorboard),
         )
         controller = orbit.Controller(
             global_step=step,
@@ -283,30 +282,24 @@ def _train(session: Session, parts: _Parts, evaluator: Evaluator, numbers: Numbe
                     parts.experiment.objectives, numbers.metrics, step, config.train.watch_steps, session.announce
                 ),
                 evaluation,
-                actions.Saver(calendar, checkpoints, step, agreement, clock, numbers),
+                actions.Saver(calendar, checkpoints, step, agreement, evaluation, clock, numbers),
             ],
             summary_manager=numbers.tensorboard,
             summary_interval=config.log.every,
         )
-        if session.alone:
-            session.stop.check()
+        session.check()
         due = calendar.due(calendar.evaluate, first) if first else config.eval.at_start
-        # Where it is due and not there, the run was interrupted in it.
+        # Where it is due and not there, the run was interrupted in it, or it failed.
         if session.as_the_chief_says(due and not numbers.metrics.has(first, 'eval')):
             evaluation.now()
-            if session.alone:
-                session.stop.check()  # it may have been interrupted again
+            evaluation.check()
+            session.check()  # it may have been interrupted again
         controller.train(config.train.steps)
         with clock.during('save'):
             checkpoints.finish()
         clock.saved()
         agreement.wait_for_all()  # none leaves before the chief has written
     return evaluation.newest
-
-
-def _make_pictures(session: Session, parts: _Parts, numbers: Numbers) -> Pictures:
-    draw = parts.experiment.pictures if session.workers.chief else None
-    return Pictures(draw, session.asked.workdir / 'pictures', numbers.tensorboard)
 
 
 def _print_summary(session: Session, parts: _Parts, metrics: workdir_lib.MetricsFile, newest: dict[str, float]) -> None:

@@ -35,5 +35,10 @@ def accuracy(logits: tf.Tensor, labels: tf.Tensor, weights: tf.Tensor) -> Weight
 
 
 def weighted_sum(each: tf.Tensor, weights: tf.Tensor) -> WeightedSum:
-    """`each` and `weights` float32 [...], of one shape."""
-    return WeightedSum(tf.reduce_sum(each * weights), tf.reduce_sum(weights))
+    """`each` and `weights` float32 [...], of one shape. What has weight 0 does not count, even where it is NaN.
+
+    Its gradient is 0 times the slope of `each`, and so NaN where that slope is infinite. That is why the rows that the
+    loop gives `example_weight` 0 are copies of sound records.
+    """
+    counted = tf.where(weights == 0, tf.zeros_like(each), each)
+    return WeightedSum(tf.reduce_sum(counted * weights), tf.reduce_sum(weights))

@@ -12,8 +12,10 @@ import ml_collections
 import rich.console
 import tensorflow as tf
 
+from ctl.config import flatten
 from ctl.errors import GuardError, Interrupted
 from ctl.runtime import cluster, devices, lock, reporting, signals
+from ctl.runtime import workdir as workdir_lib
 from ctl.runtime.checkpoints import newest_in
 from ctl.runtime.clock import Clock
 
@@ -77,6 +79,11 @@ class Session:
         """The chief's number, for all workers, which must all call this: what they read may differ for a moment."""
         return number if self.alone else int(cluster.gather(self.strategy, [number])[0, 0])
 
+    def check(self) -> None:
+        """Raises Interrupted when a signal has come. Several workers go on together, and agree after an inner loop."""
+        if self.alone:
+            self.stop.check()
+
     @property
     def alone(self) -> bool:
         return self.workers is cluster.ALONE
@@ -137,3 +144,17 @@ def _ends_explained(asked: Run, workers: cluster.Cluster) -> Iterator[None]:
         raise GuardError(
             f'{error.filename or asked.workdir} cannot be written: {error.strerror}. The newest checkpoint is {newest}.'
         ) from None
+
+
+def say_if_older(session: Session) -> None:
+    """Says what goes on otherwise than it began, in a run that began with an older version."""
+    workdir, config = session.asked.workdir, flatten(session.asked.config)
+    if workdir_lib.read_config(workdir) is None or workdir_lib.read_note(workdir):
+        return
+    # Workdirs have a note since `lamb` is the paper's.
+    for section in [key.removesuffix('.weight_decay') for key in config if key.endswith('.weight_decay')]:
+        if config[f'{section}.name'] == 'lamb' and config[f'{section}.weight_decay']:
+            session.announce(
+                f'WARNING: {section}.name=lamb: this run began when its weight decay was outside of the trust ratio. '
+                'From here on it is inside, as in the paper.'
+            )

@@ -3,7 +3,6 @@
 import math
 import time
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import keras
 import orbit
@@ -11,17 +10,10 @@ import tensorflow as tf
 
 from ctl import reduce
 from ctl.experiment import Average, Batch, Objective
+from ctl.names import ObjectiveNames, names_of
 from ctl.nonfinite import NonFinite, snapshot
 from ctl.runtime.stall import Watch
 from ctl.update import Training, make_updates
-
-
-class _Names(NamedTuple):
-    """What the numbers of an objective are called in a report: its value, its gradient's norm, its learning rate."""
-
-    value: str
-    norm: str
-    learning_rate: str
 
 
 def host_counter() -> tf.Variable:
@@ -91,9 +83,7 @@ class Trainer(orbit.StandardTrainer):
         results = self.strategy.run(self._replica_step, args=(batches, self.step))
         # Reduced already: every replica has the same.
         results = {name: self.strategy.experimental_local_results(value)[0] for name, value in results.items()}
-        each_names = [self._names(objective) for objective in self._objectives]
-        of_each = [[results[names.value], results[names.norm]] for names in each_names]
-        finite = self._nonfinite.guard(tf.reduce_all(tf.math.is_finite(of_each), 1), self.step, put_back)
+        finite = self._nonfinite.guard(results.pop('each_finite'), self.step, put_back)
         self._examples_skipped.assign_add(results.pop('skipped_examples'))
         for name, value in {**results, 'steps': 1.0}.items():
             value = tf.cast(value, tf.float64)
@@ -126,16 +116,28 @@ class Trainer(orbit.StandardTrainer):
         return [v.value for v in [*weights, *slots]]
 
     def _replica_step(self, batches: Sequence[Batch], step: tf.Tensor) -> dict[str, tf.Tensor]:
-        """`batches` are one for each update of the step, or one for all."""
+        """Numbers for the report, and `each_finite`, bool [objectives]: whether all values and norms of one are.
+
+        Of an objective's updates in the step the mean value, the mean of what is watched, and the largest norm.
+
+        Args:
+          batches: one for each update of the step, or one for all.
+        """
         results = {
             self._names(objective).learning_rate: tf.convert_to_tensor(
                 self._training.optimizers[objective.name].learning_rate
             )
             for objective in self._objectives
         }
-        for objective, outcome in make_updates(self._training, batches, step):
-            names = self._names(objective)
-            results.update({names.value: outcome.value, names.norm: outcome.norm, **outcome.watched})
+        updates, each_finite = make_updates(self._training, batches, step), []
+        for objective in self._objectives:
+            names, outcomes = self._names(objective), [outcome for of, outcome in updates if of is objective]
+            values, norms = ([getattr(outcome, what) for outcome in outcomes] for what in ('value', 'norm'))
+            # The largest norm, for a mean would hide the one update that was nearly lost.
+            results |= {names.value: tf.reduce_mean(values), names.norm: tf.reduce_max(norms)}
+            for name in objective.watched:
+                results[name] = tf.reduce_mean([outcome.watched[name] for outcome in outcomes])
+            each_finite.append(tf.reduce_all(tf.math.is_finite([*values, *norms])))
         for average in self._training.experiment.averages:
             _follow(average, step)
         loss = tf.add_n([results[self._names(objective).value] for objective in self._objectives])
@@ -143,13 +145,10 @@ class Trainer(orbit.StandardTrainer):
         if self._count_skipped:
             skipped = tf.add_n([tf.reduce_sum(tf.cast(batch['example_weight'] == 0, tf.int64)) for batch in batches])
             skipped = reduce.sum_over_replicas(skipped, self._training.communication)
-        return {**results, 'loss': loss, 'skipped_examples': skipped}
+        return {**results, 'loss': loss, 'skipped_examples': skipped, 'each_finite': tf.stack(each_finite)}
 
-    def _names(self, objective: Objective) -> _Names:
-        """Those of an objective; the value of a single one is the loss."""
-        if len(self._objectives) == 1:
-            return _Names('loss', 'gradient_norm', 'learning_rate')
-        return _Names(*(f'{objective.name}_{what}' for what in ('objective', 'gradient_norm', 'learning_rate')))
+    def _names(self, objective: Objective) -> ObjectiveNames:
+        return names_of(objective, self._objectives)
 
     def train_loop_end(self) -> dict[str, float]:
         """Means since the last report, when one is due; otherwise nothing.

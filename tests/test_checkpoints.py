@@ -1,6 +1,5 @@
 """A run finds its way back to the newest sound checkpoint, or begins with another run's weights."""
 
-import json
 import os
 import pathlib
 import re
@@ -219,30 +218,6 @@ def test_the_newest_are_kept_and_other_programs_find_the_last(finished):
     folder = finished / 'checkpoints'
     assert sorted(path.name for path in folder.glob('*.index')) == ['ckpt-2.index', 'ckpt-4.index', 'ckpt-6.index']
     assert tf.train.latest_checkpoint(str(folder)) == str(folder / 'ckpt-6')
-
-
-@pytest.mark.parametrize(
-    'metric, mode, better',
-    [('masked_lm_accuracy', 'max', max), pytest.param('loss', 'min', min, marks=pytest.mark.slow)],
-)
-def test_the_checkpoint_of_the_best_evaluation_is_kept_besides(flags, tmp_path, metric, mode, better):
-    words = overrides(
-        train__steps=12, eval__every=2, checkpoint__every=12, checkpoint__best_metric=metric, checkpoint__best_mode=mode
-    )
-    # A rate that is far too high, so that the last is not the best.
-    assert door(*flags, *words, '--config.optimizer.learning_rate=3.0', f'--workdir={tmp_path}') == 0
-    lines = Workdir(tmp_path).lines('eval')
-    best = better(lines, key=lambda line: line[metric])
-    about = json.loads((tmp_path / 'checkpoints' / 'best' / 'best.json').read_text())
-    assert about == {'step': best['step'], 'metric': metric, 'value': best[metric]}
-    reader = tf.train.load_checkpoint(str(tmp_path / 'checkpoints' / 'best'))
-    assert reader.get_tensor('step/.ATTRIBUTES/VARIABLE_VALUE') == best['step']
-
-
-def test_a_best_metric_that_is_none_is_refused_with_the_nearest(flags, tmp_path, capsys):
-    words = overrides(train__steps=1, eval__at_start='true', checkpoint__best_metric='masked_lm_los')
-    assert door(*flags, *words, f'--workdir={tmp_path}') == 2
-    assert 'checkpoint.best_metric=masked_lm_los: did you mean masked_lm_loss' in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

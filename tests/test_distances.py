@@ -61,7 +61,7 @@ def test_sums_over_any_slices_are_those_of_the_whole_and_padding_counts_nothing(
 @pytest.mark.slow
 def test_an_evaluation_gives_the_same_distances_on_1_2_and_3_replicas(tmp_path):
     """13 records in batches of 6, the last mostly padding; no weight moves."""
-    flags = image_records.write_data(tmp_path, train__steps=1, train__global_batch_size=6)
+    flags = image_records.write_data(tmp_path, train__steps=1, train__global_batch_size=6, eval__at_start='true')
     flags += overrides(generator__learning_rate=0.0, discriminator__learning_rate=0.0)
     found = []
     for replicas in (1, 2, 3):

@@ -43,7 +43,7 @@ def make_experiment(config):
             y = tf.cast(batch['masked_lm_ids'][:, :1], tf.float32) / 60
             each = tf.reduce_sum((model(x) - y) ** 2, -1)
             {summary}
-            return {returned}, dict()
+            return {returned}, {metrics}
         return losses_of
 
     objectives = [Objective('first', variables, squared_error('one'), config.optimizer, updates={updates})]
@@ -56,9 +56,9 @@ def make_experiment(config):
 PAIR = "{name + '_error': losses.weighted_sum(each, batch['example_weight'])}"
 
 
-def write_experiment(folder, returned=PAIR, summary='pass', objectives=1, updates=1):
+def write_experiment(folder, returned=PAIR, metrics='{}', summary='pass', objectives=1, updates=1):
     path = folder / 'line.py'
-    text = EXPERIMENT.replace('{returned}', returned).replace('{summary}', summary)
+    text = EXPERIMENT.replace('{returned}', returned).replace('{metrics}', metrics).replace('{summary}', summary)
     path.write_text(text.replace('{objectives}', str(objectives)).replace('{updates}', str(updates)))
     return path
 
@@ -156,6 +156,66 @@ def test_a_loss_that_is_no_pair_is_refused_with_what_to_return(tmp_path, capsys)
     assert door(*flags, f'--workdir={tmp_path / "run"}') == 2
     error = capsys.readouterr().err
     assert 'objective first: error is' in error and 'not a ctl.losses.WeightedSum' in error
+
+
+def named(name):
+    return PAIR.replace("name + '_error'", name)
+
+
+@pytest.mark.parametrize(
+    'terms, said',
+    [
+        (dict(returned=named("'loss'")), 'objective first: loss is a name that the report itself uses'),
+        (dict(metrics=PAIR), 'objective first: it has another number called one_error'),
+        (
+            dict(metrics=named("'second_gradient_norm'"), objectives=2),
+            'objective first: second_gradient_norm is a name',
+        ),
+        (dict(metrics=named("'accuracy'"), objectives=2), 'objective second: objective first has another number'),
+    ],
+)
+def test_a_name_that_another_number_has_is_refused_before_the_first_step(tmp_path, capsys, terms, said):
+    words = [*line_flags(tmp_path, **terms), f'--workdir={tmp_path / "run"}', '--dry_run']
+    assert door(*words) == 2
+    error = capsys.readouterr().err.strip()
+    assert said in error and '\n' not in error
+    if 'reserved' in error:  # and with the name that it proposes it is taken
+        name = re.search(r'another name, as (\w+);', error)[1]
+        own = f"'{name}' if name == 'one' else name"
+        line_flags(tmp_path, **{**terms, ('returned' if 'returned' in terms else 'metrics'): named(own)})
+        assert door(*words) == 0
+
+
+def test_what_is_wrong_with_an_evaluation_is_found_before_the_first_step(tmp_path):
+    words = line_flags(tmp_path, summary='1 / (0 if seed is None else 1)')
+    for how in ([], ['--dry_run']):
+        with pytest.raises(Exception, match='division by zero'):
+            door(*words, *how, f'--workdir={tmp_path / "run"}')
+    assert not (tmp_path / 'run').exists()
+
+
+def test_a_report_has_the_mean_of_a_steps_updates_and_their_largest_gradient(tmp_path):
+    """The same four batches, in two steps of two updates each and in four steps; no weight moves."""
+    found = []
+    for updates, steps in ((1, 4), (2, 2)):
+        words = line_flags(tmp_path, updates=updates) + overrides(
+            train__steps=steps, train__fresh_batches='true', optimizer__learning_rate=0.0
+        )
+        assert door(*words, f'--workdir={tmp_path / str(updates)}') == 0
+        found.append(Workdir(tmp_path / str(updates)).lines('train'))
+    one, two = found
+    for name, of in (('loss', np.mean), ('gradient_norm', max)):
+        expected = [of([line[name] for line in one[i : i + 2]]) for i in (0, 2)]
+        assert [line[name] for line in two] == pytest.approx(expected, rel=1e-6), name
+        assert len({line[name] for line in one}) == 4
+
+
+def test_the_first_of_a_steps_updates_is_guarded_as_well_as_the_last(tmp_path, capsys):
+    """Only its loss is infinite, by a term that is traced into it alone and moves no weight."""
+    first_loss = 'each + (1 / tf.zeros([]) if len([s for s in traces if s is not None]) == 1 else 0.0)'
+    words = line_flags(tmp_path, returned=PAIR.replace('each', first_loss), updates=2)
+    assert door(*words, '--config.train.steps=1', f'--workdir={tmp_path / "run"}') == 3
+    assert 'the loss became inf in step 0' in capsys.readouterr().err
 
 
 @pytest.mark.slow

@@ -89,6 +89,7 @@ def test_a_gan_on_two_workers_is_the_gan_on_one(tmp_path):
     words = image_records.write_data(
         tmp_path,
         train__steps=10,
+        eval__at_start='true',
         train__fresh_batches='true',
         discriminator__updates=2,
         model__noise='record',
@@ -104,6 +105,43 @@ def test_a_gan_on_two_workers_is_the_gan_on_one(tmp_path):
     for a, b in zip(alone.lines('eval'), together.lines('eval'), strict=True):
         assert b['frechet_distance'] == pytest.approx(a['frechet_distance'], rel=1e-4)
     assert [path.name for path in (tmp_path / 'together' / 'pictures').iterdir()] == ['samples-10.png']
+
+
+FAILS_ON_WORKER_1 = '''
+"""shallow_bert, with a number of its evaluation that cannot be had on worker 1."""
+import dataclasses
+import json
+import os
+import tensorflow as tf
+from ctl.experiment import Tally
+from tests import shallow_bert
+from tests.shallow_bert import get_config
+
+def values(sums):
+    worker = json.loads(os.environ.get('TF_CONFIG', '{"task": {"index": 0}}'))['task']['index']
+    return {'records': float(sums['records']) / (1 - worker)}
+
+def make_experiment(config):
+    tally = Tally(lambda batch: {'records': tf.reduce_sum(batch['example_weight'])}, values, ['records'])
+    return dataclasses.replace(shallow_bert.make_experiment(config), tallies=[tally])
+'''
+
+
+@pytest.mark.slow
+@pytest.mark.xdist_group('workers')
+def test_an_evaluation_that_fails_on_one_worker_is_saved_before_by_all(flags, tmp_path):
+    (tmp_path / 'fails.py').write_text(FAILS_ON_WORKER_1)
+    data = [word for word in flags if not word.startswith('--experiment')]
+    words = [f'--experiment={tmp_path / "fails.py"}', *data, f'--workdir={tmp_path / "run"}']
+    words += overrides(train__steps=8, checkpoint__every=100)
+    workers = start_workers(2, *TRAIN, *words, *TOGETHER)
+    outputs = finish(workers)
+    assert [worker.returncode for worker in workers] == [3, 1], outputs
+    assert 'the evaluation failed at worker 1' in outputs[0][1]
+    assert 'ZeroDivisionError' in outputs[1][1]
+    assert [path.stem for path in (tmp_path / 'run' / 'checkpoints').glob('*.index')] == ['ckpt-8']
+    assert door(*words) == 0
+    assert [line['records'] for line in Workdir(tmp_path / 'run').lines('eval')] == [13.0]
 
 
 @pytest.mark.slow

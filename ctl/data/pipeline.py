@@ -48,7 +48,7 @@ def make_eval_dataset_fn(source: Source, global_batch_size: int, records: int, b
     """The evaluation input: the first `records` records, each exactly once, in the order of the files.
 
     They are read `block_records` at a time. Every replica gets `eval_steps(...)` batches: the last are padded with
-    zeros and `example_weight` 0.
+    copies of a record, or zeros, and `example_weight` 0.
 
     Returns:
       dataset_fn(input_context) -> dataset of per-replica batches, as for training.
@@ -125,18 +125,22 @@ def _parse(source: Source, records: tf.data.Dataset) -> tf.data.Dataset:
 
 
 def _repair(source: Source, serialized: tf.Tensor, numbers: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """Puts blanks where records are wrong, takes note of these, and gives them weight 0: float32 [n]."""
+    """Puts a sound one where records are wrong, takes note of these, and gives them weight 0: float32 [n].
+
+    The first sound one of these n, for what is made of zeros may be infinite, or NaN; where there is none, zeros.
+    """
     blank = make_blank(source)
 
     def repair(serialized: np.ndarray, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The payloads, with blanks for those that are wrong, and a weight for each."""
+        """The payloads, with another for those that are wrong, and a weight for each."""
         repaired, weights = serialized.copy(), np.ones(len(numbers), np.float32)
         for i, record in enumerate(numbers):
             try:
                 check_record(source.index, record, source.features, source.names, serialized[i])
             except UserError as wrong:
-                repaired[i], weights[i] = blank, 0
+                weights[i] = 0
                 source.bad.take_wrong(source.index, record, str(wrong))
+        repaired[weights == 0] = serialized[weights.argmax()] if weights.any() else blank
         return repaired, weights
 
     repaired, weights = tf.numpy_function(repair, [serialized, numbers], [tf.string, tf.float32])
@@ -194,14 +198,20 @@ def _check_ids(ids: tf.Tensor, below: int, names: tf.Tensor) -> tf.Tensor:
 
 
 def _pad(batch: Batch, batch_size: int) -> Batch:
-    """Adds zeros until every feature has `batch_size` rows; the added rows have `example_weight` 0."""
+    """Adds rows up to `batch_size`, with `example_weight` and `record` 0.
+
+    They repeat the features of a sound record, for what is made of zeros may be infinite, or NaN; where there is no
+    record at all, in the last batches of some replicas, they are zeros.
+    """
     missing = batch_size - tf.shape(batch['record'])[0]
 
-    def pad(value: tf.Tensor) -> tf.Tensor:
-        zeros = tf.zeros(tf.concat([[missing], tf.shape(value)[1:]], 0), value.dtype)
-        return tf.ensure_shape(tf.concat([value, zeros], 0), [batch_size, *value.shape[1:]])
+    def pad(name: str, value: tf.Tensor) -> tf.Tensor:
+        row = tf.zeros([1, *value.shape[1:]], value.dtype)
+        if name not in ('record', 'example_weight'):
+            row = tf.concat([value, row], 0)[:1]
+        return tf.ensure_shape(tf.concat([value, tf.repeat(row, missing, 0)], 0), [batch_size, *value.shape[1:]])
 
-    return {name: pad(value) for name, value in batch.items()}
+    return {name: pad(name, value) for name, value in batch.items()}
 
 
 def _finish(source: Source, batches: tf.data.Dataset) -> tf.data.Dataset:

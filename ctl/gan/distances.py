@@ -33,7 +33,7 @@ def make_tally(extract: Callable[[tf.Tensor], tf.Tensor], make: Callable[[dict],
             parts.update({f'{kind}_{name}': value for name, value in feature_sums(features, batch).items()})
         return parts
 
-    return Tally(sums, distances)
+    return Tally(sums, distances, ('frechet_distance', 'kernel_distance'))
 
 
 def feature_sums(features_BxF: tf.Tensor, batch: dict) -> dict[str, tf.Tensor]:
@@ -42,7 +42,7 @@ def feature_sums(features_BxF: tf.Tensor, batch: dict) -> dict[str, tf.Tensor]:
     And the features of the first records, each in its own row: `rows` [KERNEL_RECORDS, F], 1 in `in_row` where one is.
     """
     counts_B = tf.cast(batch['example_weight'] > 0, tf.float64)
-    features_BxF *= counts_B[:, None]
+    features_BxF = tf.where(counts_B[:, None] > 0, features_BxF, 0)
     first_B = counts_B * tf.cast(batch['record'] < KERNEL_RECORDS, tf.float64)
     places_Bx1 = tf.minimum(batch['record'], KERNEL_RECORDS - 1)[:, None]
     width = features_BxF.shape[1]

@@ -1,7 +1,7 @@
 """What happens between steps: report, evaluate, save, in that order, each when it is due.
 
 Orbit calls these after every inner loop. The order matters to a resumed run: a checkpoint of step k means that the
-report and the evaluation of step k are written.
+report of step k is written, and its evaluation too, unless that was interrupted or failed; then it comes first.
 """
 
 import dataclasses
@@ -12,12 +12,11 @@ import ml_collections
 import numpy as np
 import tensorflow as tf
 
-from ctl.config import nearest
 from ctl.data.bad_records import BadRecords
-from ctl.errors import GuardError, Interrupted, UserError
+from ctl.errors import GuardError, Interrupted
 from ctl.evaluator import Evaluator
 from ctl.experiment import Objective
-from ctl.runtime.checkpoints import Checkpoints
+from ctl.runtime.checkpoints import BestCheckpoint, Checkpoints
 from ctl.runtime.clock import Clock
 from ctl.runtime.cluster import ALONE, Cluster, gather
 from ctl.runtime.pictures import Pictures
@@ -161,12 +160,16 @@ class Agreement:
         self._agreed: str | None = None
 
     @property
+    def alone(self) -> bool:
+        return self._workers is ALONE
+
+    @property
     def asked_to_end(self) -> str | None:
         """By what: the same on all workers, which a signal that has come to one of them since is not; None for no."""
-        return self._stop.received if self._workers is ALONE else self._agreed
+        return self._stop.received if self.alone else self._agreed
 
     def __call__(self, output: dict) -> None:
-        if self._workers is ALONE:
+        if self.alone:
             return
         mine = [self._stop.asked, int(self._trainer.seconds_per_step * 1e6)]
         everyone = gather(self._strategy, mine)
@@ -179,6 +182,15 @@ class Agreement:
         """Until all workers have come here; none leaves while another needs it, or is started again by a launcher."""
         if self._workers is not ALONE:
             gather(self._strategy, [0])
+
+    def failure(self, mine: Exception | None) -> Exception | None:
+        """What went wrong in something that all workers have done: here, or else elsewhere; None for nothing."""
+        if self.alone:
+            return mine
+        failed = np.flatnonzero(gather(self._strategy, [mine is not None])[:, 0])
+        if mine or not len(failed):
+            return mine
+        return GuardError(f'the evaluation failed at {self._workers.name(int(failed[0]))}, which says why.')
 
 
 class TimeAccount:
@@ -197,30 +209,12 @@ class TimeAccount:
         self._clock.write()
 
 
-class BestCheckpoint:
-    """The checkpoint with the best value of one metric."""
-
-    def __init__(self, checkpoints: Checkpoints, metric: str, mode: str):
-        """`metric` '' keeps none; `mode` is 'min' or 'max'."""
-        self._checkpoints, self._metric, self._sign = checkpoints, metric, 1 if mode == 'min' else -1
-        self._best = checkpoints.read_best(metric)
-
-    def __call__(self, values: dict) -> None:
-        if not self._metric:
-            return
-        if self._metric not in values:
-            raise UserError(f'checkpoint.best_metric={self._metric}: {nearest(self._metric, values)}')
-        value = values[self._metric]
-        if self._best is None or self._sign * value < self._sign * self._best:
-            self._best = value
-            self._checkpoints.save_best(self._metric, value)
-
-
 class Evaluation:
     """Evaluates when it is due, and writes down what came of it.
 
     Attributes:
       newest: the values of the last one of this process, by name; None before the first.
+      failure: what went wrong in the last one, on this worker or another; the saver raises it when it has saved.
     """
 
     def __init__(
@@ -232,14 +226,16 @@ class Evaluation:
         progress: Progress,
         step: tf.Variable,
         clock: Clock,
+        agreement: Agreement,
         best: BestCheckpoint,
         pictures: Pictures,
     ):
         """`batches` are the steps of one evaluation."""
         self._evaluator, self._batches, self._calendar = evaluator, batches, calendar
         self._numbers, self._progress, self._step, self._clock = numbers, progress, step, clock
-        self._best, self._pictures = best, pictures
+        self._agreement, self._best, self._pictures = agreement, best, pictures
         self.newest: dict[str, float] | None = None
+        self.failure: Exception | None = None
 
     def __call__(self, output: dict) -> None:
         if self._calendar.due(self._calendar.evaluate, int(self._step.numpy())):
@@ -247,20 +243,37 @@ class Evaluation:
 
     def now(self) -> None:
         """Evaluates at the step that training has come to."""
-        step = int(self._step.numpy())
+        step, failure = int(self._step.numpy()), None
         try:
-            # As Orbit would, for what an experiment writes by tf.summary in an evaluation.
-            with self._clock.during('eval'), self._numbers.tensorboard.writer('eval').as_default(step=step):
-                values = self._evaluator.evaluate(tf.constant(self._batches))
-                self._pictures.draw(step)
+            values = self._measure(step)
         except Interrupted:
             return  # the saver hears of it next, and the evaluation comes when the run goes on
-        if not math.isfinite(values['loss']):
-            raise GuardError(f'the evaluation at step {step} has the loss {values["loss"]}: look at {values}.')
+        except Exception as error:  # also a bug of the experiment's
+            if isinstance(error, tf.errors.OpError) and not self._agreement.alone:
+                raise  # in the middle: the other workers wait for this one's batch, and could agree on nothing
+            failure = error
+        self.failure = self._agreement.failure(failure)
+        if self.failure:
+            return
+        # Before the line: a run that is killed between the two evaluates this step again.
+        self._best(values)
         self._numbers.write('eval', step, values)
         self._progress.evaluation(step, values)
-        self._best(values)
         self.newest = values
+
+    def _measure(self, step: int) -> dict[str, float]:
+        # As Orbit would, for what an experiment writes by tf.summary in an evaluation.
+        with self._clock.during('eval'), self._numbers.tensorboard.writer('eval').as_default(step=step):
+            values = self._evaluator.evaluate(tf.constant(self._batches))
+            self._pictures.draw(step)
+        if not math.isfinite(values['loss']):
+            raise GuardError(f'the evaluation at step {step} has the loss {values["loss"]}: look at {values}.')
+        return values
+
+    def check(self) -> None:
+        """Raises what went wrong in the last one."""
+        if self.failure:
+            raise self.failure
 
 
 class Saver:
@@ -272,21 +285,24 @@ class Saver:
         checkpoints: Checkpoints,
         step: tf.Variable,
         agreement: Agreement,
+        evaluation: Evaluation,
         clock: Clock,
         numbers: Numbers,
     ):
         self._calendar, self._checkpoints, self._step, self._agreement = calendar, checkpoints, step, agreement
-        self._clock, self._numbers = clock, numbers
+        self._evaluation, self._clock, self._numbers = evaluation, clock, numbers
 
     def __call__(self, output: dict) -> None:
         asked = self._agreement.asked_to_end
-        if asked or self._calendar.due(self._calendar.save, int(self._step.numpy())):
+        ends = asked or self._evaluation.failure
+        if ends or self._calendar.due(self._calendar.save, int(self._step.numpy())):
             with self._clock.during('save'):
                 self._numbers.sync()
                 self._checkpoints.save()
-                if asked:
+                if ends:
                     self._checkpoints.finish()
             self._clock.saved()
+        self._evaluation.check()
         if asked:
             self._agreement.wait_for_all()  # the chief writes for all
             raise Interrupted(f'{asked} received')

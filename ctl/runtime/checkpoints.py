@@ -1,6 +1,7 @@
 """The checkpoints of a run: which there are, which is used, how one more is written, and how long each stays."""
 
 import json
+import math
 import os
 import pathlib
 import re
@@ -130,22 +131,46 @@ class Checkpoints:
             failure, self._failure = self._failure, None
             raise failure
 
-    def read_best(self, metric: str) -> float | None:
-        """The best value of a metric that a checkpoint in `best` has; None for none."""
-        about = self.best_folder / 'best.json'
-        best = json.loads(about.read_text()) if about.exists() else {}
-        return best['value'] if best.get('metric') == metric else None
+    def read_best(self, metric: str, step: int) -> float | None:
+        """The best value of a metric that a checkpoint in `best` has, up to `step`; None for none."""
+        best = self._read_best()
+        if best.get('metric') != metric or best['step'] > step or not math.isfinite(best['value']):
+            return None
+        return best['value']
+
+    def _read_best(self) -> dict:
+        """`best.json`; empty where there is none, or not the checkpoint that it names."""
+        try:
+            best = json.loads((self.best_folder / 'best.json').read_text())
+        except FileNotFoundError:
+            return {}
+        return best if best['step'] in _steps(self.best_folder) else {}
 
     def save_best(self, metric: str, value: float) -> None:
         """Puts a checkpoint of the current step into `best`, instead of the one there."""
         step = int(self.state.step.numpy())
-        self._write(self.best_folder, self.state, step, most=1)
+        self._write(self.best_folder, self.state, step, most=None)
         if self._writes:
             about = json.dumps({'step': step, 'metric': metric, 'value': value})
             replace_text(self.best_folder / 'best.json', about + '\n')
+            _keep_only(self.best_folder, step)
 
-    def _write(self, folder: pathlib.Path, source: State | Copy, step: int, most: int) -> None:
-        """Writes a checkpoint into a folder, reads it back, and removes those that are too many there."""
+    def clean_best(self, step: int, say: Callable[[str], None]) -> None:
+        """Removes what `best` has of steps after `step`, from which the run goes on, and what a kill has left there."""
+        best = self._read_best()
+        if best and best['step'] <= step:
+            _keep_only(self.best_folder, best['step'])
+            return
+        if best:
+            say(
+                f'WARNING: {self.best_folder} held step {best["step"]}, and the run goes on from step {step}: removed. '
+                'The best is chosen from the evaluations that come.'
+            )
+            (self.best_folder / 'best.json').unlink()  # first: a kill must leave none without its checkpoint
+        shutil.rmtree(self.best_folder, ignore_errors=True)
+
+    def _write(self, folder: pathlib.Path, source: State | Copy, step: int, most: int | None) -> None:
+        """Writes a checkpoint into a folder, reads it back, and removes those beyond the newest `most` there."""
         if not self._writes:
             if not self.state.read_from_all:
                 return
@@ -167,7 +192,7 @@ class Checkpoints:
             newest = self.newest
             before = f'{newest} is intact' if newest else 'there is none before it'
             raise GuardError(f'{path} cannot be written: {problem}. Is the disk full? {before}.')
-        for old in _steps(folder)[:-most]:
+        for old in _steps(folder)[:-most] if most else ():
             _remove(folder, old)
         _list_newest(folder)
 
@@ -180,6 +205,22 @@ class Checkpoints:
                     shutil.rmtree(path)
                 else:
                     path.unlink()
+
+
+class BestCheckpoint:
+    """The checkpoint with the best value of one metric."""
+
+    def __init__(self, checkpoints: Checkpoints, metric: str, mode: str, step: int):
+        """`metric` '' keeps none; `mode` is 'min' or 'max'; the run goes on from `step`."""
+        self._checkpoints, self._metric, self._sign = checkpoints, metric, 1 if mode == 'min' else -1
+        self._best = checkpoints.read_best(metric, step)
+
+    def __call__(self, values: dict) -> None:
+        if not self._metric or not math.isfinite(value := values[self._metric]):
+            return
+        if self._best is None or self._sign * value < self._sign * self._best:
+            self._best = value
+            self._checkpoints.save_best(self._metric, value)
 
 
 def find_checkpoint(text: str) -> str:
@@ -213,6 +254,14 @@ def _steps(folder: pathlib.Path) -> list[int]:
 def _remove(folder: pathlib.Path, step: int) -> None:
     for file in folder.glob(f'ckpt-{step}.*'):
         file.unlink()
+
+
+def _keep_only(folder: pathlib.Path, step: int) -> None:
+    """Removes all checkpoints but that of `step`, and what is half written."""
+    for file in folder.glob('ckpt-*'):
+        if file.name.partition('.')[0] != f'ckpt-{step}' or 'tempstate' in file.name:
+            shutil.rmtree(file) if file.is_dir() else file.unlink()
+    _list_newest(folder)
 
 
 def _list_newest(folder: pathlib.Path) -> None:
