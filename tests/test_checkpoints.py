@@ -167,7 +167,7 @@ def test_saving_in_the_background_saves_the_same(flags, finished, tmp_path):
 
 @pytest.fixture
 def disk(monkeypatch):
-    """What a process does to files from now on, in order: ('sync', 'rename' or 'remove', path, all that is under it)."""
+    """What is done to files from now on, in order: ('sync', 'rename' or 'remove', path, all that is under it)."""
     done = []
 
     def note(what, path):
