@@ -105,7 +105,8 @@ def test_a_lock_of_another_machine_is_taken_over_when_it_gives_no_sign_of_life(t
     assert os.listdir(tmp_path) == []
 
 
-def test_a_run_on_another_machine_that_lives_is_waited_for_and_then_named(tmp_path, soon):
+def test_a_run_on_another_machine_that_lives_is_waited_for_and_then_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(lock, 'LOOK_SECONDS', 0.01)  # and a sign of life may be late, on a busy machine
     with holding(tmp_path, 'another boot') as holder:
         for how in ({'patience': 2.0}, {'patience': 0.0, 'break_lock': True}):
             with pytest.raises(UserError, match=f'process {holder.pid} on .*, another machine, and that run is alive'):
@@ -162,6 +163,8 @@ def test_without_locks_of_the_operating_system_signs_of_life_tell_alone(tmp_path
         raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(fcntl, 'flock', flock)
+    stale_seconds = lock.STALE_SECONDS
+    monkeypatch.setattr(lock, 'STALE_SECONDS', float(DEADLINE))  # a sign of life may be late, on a busy machine
     said, run = [], tmp_path / 'run'
     with owned(run, said.append):
         assert len(said) == 1 and f'on a file system without locks ({os.strerror(number)})' in said[0]
@@ -169,6 +172,7 @@ def test_without_locks_of_the_operating_system_signs_of_life_tell_alone(tmp_path
             take(run, patience=1.0)
     assert os.listdir(tmp_path) == []
     # What a kill leaves, on this very machine.
+    monkeypatch.setattr(lock, 'STALE_SECONDS', stale_seconds)
     write(run, boot=lock.boot_id())
     take(run)
 
@@ -188,8 +192,9 @@ def test_a_lock_that_was_removed_by_hand_ends_the_run(tmp_path):
             lease.check()
 
 
-def test_of_many_that_wait_one_takes_it(tmp_path, soon):
+def test_of_many_that_wait_one_takes_it(tmp_path, soon, monkeypatch):
     """Each in a thread, on a file system without locks, so that only the file tells."""
+    monkeypatch.setattr(lock, 'STALE_SECONDS', 5.0)  # long, for a thread that has to come to its beat
     write(tmp_path)
     held, most, turn = [], [], threading.Lock()
 

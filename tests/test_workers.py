@@ -104,7 +104,8 @@ def test_a_gan_on_two_workers_is_the_gan_on_one(tmp_path):
     check_same(together, alone)
     for a, b in zip(alone.lines('eval'), together.lines('eval'), strict=True):
         assert b['frechet_distance'] == pytest.approx(a['frechet_distance'], rel=1e-4)
-    assert [path.name for path in (tmp_path / 'together' / 'pictures').iterdir()] == ['samples-10.png']
+    pictures = sorted(path.name for path in (tmp_path / 'together' / 'pictures').iterdir())
+    assert pictures == ['samples-0.png', 'samples-10.png']
 
 
 FAILS_ON_WORKER_1 = '''
