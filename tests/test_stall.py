@@ -114,5 +114,20 @@ def test_where_nothing_is_watched_no_thread_waits(monkeypatch):
         pass
 
 
+@pytest.mark.parametrize('has', [None, 'librt.so.1', ''], ids=['libc', 'librt', 'nothing'])
+def test_the_timer_is_found_where_the_system_has_it_and_a_run_goes_on_without(monkeypatch, has):
+    """glibc before 2.34 has timers in a library of their own."""
+    load = ctypes.CDLL
+
+    class Without:
+        _exit = load(None)._exit
+
+    monkeypatch.setattr(ctypes, 'CDLL', lambda name: load(None) if name == has else Without())
+    assert (stall._timers() is None) == (has == '')
+    watch = stall.Watch(None, 1000, '')
+    with watch.watching(), watch.loop(1, 0.1):
+        pass
+
+
 def test_the_timer_of_the_operating_system_is_described_as_it_wants():
     assert ctypes.sizeof(stall._Event) == 64

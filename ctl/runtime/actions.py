@@ -180,7 +180,7 @@ class Agreement:
 
     def wait_for_all(self) -> None:
         """Until all workers have come here; none leaves while another needs it, or is started again by a launcher."""
-        if self._workers is not ALONE:
+        if not self.alone:
             gather(self._strategy, [0])
 
     def failure(self, mine: Exception | None) -> Exception | None:

@@ -198,9 +198,9 @@ class _Door:
         except (ValueError, TypeError, KeyError, RecursionError):
             raise _Refused('speaks otherwise than a worker of ctl') from None
         if run != me.run:
-            raise _Refused(f'worker {str(index)[:9]!s} was given another cluster or run than {cluster.name(0)}')
+            raise _Refused(f'worker {str(index)[:9]} was given another cluster or run than {cluster.name(0)}')
         if type(index) is not int or not 0 < index < len(cluster.addresses) or not isinstance(theirs, str):
-            raise _Refused(f'worker {str(index)[:9]!s} is not in 1 to {len(cluster.addresses) - 1}')
+            raise _Refused(f'worker {str(index)[:9]} is not in 1 to {len(cluster.addresses) - 1}')
         if not me.proves(proof, challenge, f'worker {index}'):
             known = 'does not know the CTL_SECRET of' if me.secret else 'has a CTL_SECRET, and there is none at'
             raise _Refused(f'{cluster.name(index)} {known} {cluster.name(0)}: give all the same')

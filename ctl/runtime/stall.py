@@ -130,20 +130,30 @@ class _Times(ctypes.Structure):
 _CLOCK_MONOTONIC, _SIGEV_THREAD = 1, 2
 
 
+def _timers() -> ctypes.CDLL | None:
+    """The library with timer_create: the C library since glibc 2.34, librt before; None where neither has it."""
+    for name in (None, 'librt.so.1'):
+        with contextlib.suppress(OSError):
+            library = ctypes.CDLL(name)
+            if hasattr(library, 'timer_create'):
+                return library
+    return None
+
+
 @contextlib.contextmanager
 def _ends_without_python(seconds: float) -> Iterator[None]:
     """After so many seconds inside the `with` the stacks are printed and the process ends, even if Python is locked."""
-    libc = ctypes.CDLL(None)
+    libc, timers = ctypes.CDLL(None), _timers()
     exit_now = ctypes.cast(libc._exit, ctypes.c_void_p).value
     event = _Event(Interrupted.exit_code, 0, _SIGEV_THREAD, exit_now, None)
     timer = ctypes.c_void_p()
-    if libc.timer_create(_CLOCK_MONOTONIC, ctypes.byref(event), ctypes.byref(timer)):
+    if timers is None or timers.timer_create(_CLOCK_MONOTONIC, ctypes.byref(event), ctypes.byref(timer)):
         yield  # the thread is left
         return
     faulthandler.dump_traceback_later(seconds, file=_STDERR)
-    libc.timer_settime(timer, 0, ctypes.byref(_Times(0, 0, int(seconds) + 2, 0)), None)
+    timers.timer_settime(timer, 0, ctypes.byref(_Times(0, 0, int(seconds) + 2, 0)), None)
     try:
         yield
     finally:
-        libc.timer_delete(timer)
+        timers.timer_delete(timer)
         faulthandler.cancel_dump_traceback_later()
