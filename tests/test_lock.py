@@ -5,6 +5,7 @@ import errno
 import fcntl
 import json
 import os
+import pathlib
 import signal
 import socket
 import subprocess
@@ -217,6 +218,22 @@ def test_of_many_that_wait_one_takes_it(tmp_path, soon, monkeypatch):
             thread.join(DEADLINE)
             assert not thread.is_alive()
     assert most == [1] * 5
+
+
+def test_a_folder_that_its_last_owner_removes_in_this_moment_is_made_anew(tmp_path, monkeypatch):
+    made, removed = pathlib.Path.mkdir, []
+
+    def mkdir(path, *args, **settings):
+        made(path, *args, **settings)
+        if path == tmp_path / 'run' and len(removed) < 3:
+            removed.append(path.rmdir())
+            if len(removed) == 2:
+                raise FileExistsError(errno.EEXIST, 'File exists')
+
+    monkeypatch.setattr(pathlib.Path, 'mkdir', mkdir)
+    with owned(tmp_path / 'run', print) as lease:
+        lease.check()
+    assert len(removed) == 3
 
 
 def test_nothing_is_left_at_the_end_and_an_empty_workdir_is_not_left_either(tmp_path):

@@ -30,6 +30,8 @@ SEEN_SECONDS = 60.0
 # What flock says on a file system that has none: some NFS, some Lustre.
 NO_FLOCK = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP)
 _WIDTH = 400
+# A folder that comes and goes is tried so often.
+OPEN_TRIES = 100
 TOKEN_BYTES = 7  # as a number, it is an int64
 
 
@@ -213,11 +215,15 @@ class _Waiting:
         return None
 
     def _open(self) -> io.TextIOWrapper:
-        try:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            return open(self._path, 'a+', encoding='utf8')
-        except OSError as error:
-            raise UserError(f'--workdir={self._path.parent}: cannot be written: {error.strerror}.') from None
+        for tries_left in reversed(range(OPEN_TRIES)):
+            try:
+                self._path.parent.mkdir(parents=True, exist_ok=True)
+                return open(self._path, 'a+', encoding='utf8')
+            except OSError as error:
+                # Whoever had it may have removed the empty folder just now, between two of these lines.
+                if not (tries_left and isinstance(error, FileExistsError | FileNotFoundError)):
+                    raise UserError(f'--workdir={self._path.parent}: cannot be written: {error.strerror}.') from None
+        raise AssertionError
 
     def _lock(self, file: io.TextIOWrapper) -> bool:
         """Whether the operating system's lock is ours now, or there is none."""
