@@ -56,7 +56,7 @@ class Evaluator(orbit.StandardEvaluator):
         )
 
     def _replica_step(self, batch: Batch):
-        batch = {**batch, 'example_seed': seeds.of_records(tf.zeros([2], tf.int32), batch['record'])}
+        batch = {**batch, 'example_seed': seeds.of_records(seeds.make(0, 0), batch['record'])}
         named, losses, metrics = {}, {}, {}
         for objective in self._experiment.objectives:
             more_losses, more_metrics, _ = run_losses(objective, batch, None)

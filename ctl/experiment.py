@@ -3,6 +3,7 @@
 import ast
 import dataclasses
 import importlib.util
+import inspect
 import pathlib
 import sys
 import types
@@ -57,9 +58,9 @@ class Objective:
       losses: `losses(batch, seed) -> (losses, metrics)`, two dicts of name -> `ctl.losses.WeightedSum` over the slice
         of the batch it is given. The objective is the sum over `losses` of (global sum / global weight); a weight must
         depend on the batch alone. `batch` has the experiment's features and `example_weight`, float32 [B], 0 for the
-        padding of the last evaluation batch and for bad records that are skipped. `seed`, int32 [2], is a function of
+        padding of the last evaluation batch and for bad records that are skipped. `seed`, int64 [2], is a function of
         the run's seed, objective, step, update, replica and microbatch alone; None in evaluation. Row i of
-        `batch['example_seed']`, int32 [B, 2], is one of the run's seed, objective, step, update and record i alone, on
+        `batch['example_seed']`, int64 [B, 2], is one of the run's seed, objective, step, update and record i alone, on
         any hardware; in evaluation of the record alone. Two records of one update never have the same one, nor do two
         microbatches the same `seed`; otherwise two are equal by accident, one pair in 2^32 (see `ctl.seeds`).
       optimizer: the config section with the settings of `settings.OPTIMIZER`.
@@ -130,6 +131,16 @@ def unchanged(batch: Batch) -> Batch:
     return batch
 
 
+def call_prepare(prepare: Callable[..., Batch], batch: Batch, seeds: Any, training: bool) -> Batch:
+    """What `prepare` makes of a batch, told whichever of `seeds` and `training` its parameters name."""
+    try:
+        named = inspect.signature(prepare).parameters
+    except (TypeError, ValueError):  # some callables have none
+        named = {}
+    told = {'seeds': seeds, 'training': training}
+    return prepare(batch, **{name: value for name, value in told.items() if name in named})
+
+
 @dataclasses.dataclass(frozen=True)
 class Experiment:
     """What the loop needs of an experiment, in the order a record meets it.
@@ -138,7 +149,10 @@ class Experiment:
       features: feature name -> `Feature`: what is parsed from each record.
       models: name -> Keras model, built; every weight in them is in the checkpoint.
       objectives: trained in this order in every step.
-      prepare: batch -> batch in the input pipeline, on parsed features [B, ...].
+      prepare: batch -> batch in the input pipeline, on parsed features [B, ...]. Where its parameters name them, it is
+        given `seeds` and `training` too: row i of `seeds`, int64 [B, 2], is one of the run's seed, the epoch and record
+        i alone, in an evaluation of the record alone, and so the same on any hardware and after any restart;
+        `training` is whether the batch is to train on.
       averages: models that follow others.
       tallies: more numbers of an evaluation, besides the objectives' losses and metrics.
       pictures: draws, at every evaluation: () -> name -> uint8 [height, width, 1 or 3].
@@ -147,7 +161,7 @@ class Experiment:
     features: Mapping[str, Feature]
     models: Mapping[str, Any]
     objectives: Sequence[Objective]
-    prepare: Callable[[Batch], Batch] = unchanged
+    prepare: Callable[..., Batch] = unchanged
     averages: Sequence[Average] = ()
     tallies: Sequence[Tally] = ()
     pictures: Callable[[], Mapping[str, Any]] | None = None

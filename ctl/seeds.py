@@ -4,32 +4,46 @@ import contextlib
 
 import tensorflow as tf
 
-Seed = tf.Tensor  # int32 [2]
+Seed = tf.Tensor  # int64 [2]
+
+
+def make(first: int, second: int) -> Seed:
+    """A seed from two whole numbers."""
+    return tf.constant([first, second], tf.int64)
 
 
 def fold(seed: Seed | None, *numbers) -> Seed | None:
     """A new seed from a seed and whole numbers (step, replica, layer ...); None, for nothing random, stays None.
 
-    It is a function of these alone. A fold by `number` gives [32 bits of a hash of the old seed, number]; by an int64
-    number, 64 bits, and int64. So seeds that differ in the number folded last are never equal. Others, of different
-    steps say, are equal by accident, one pair in 2^32: among 100,000 seeds, about one pair.
+    It is a function of these alone: a fold by `number` gives [64 bits of a hash of the old seed, number]. So seeds that
+    differ in the number folded last are never equal; others, of different steps say, are by accident, one pair in 2^64.
     """
     if seed is None:
         return None
     with _on_the_host():
         for number in numbers:
-            seed = tf.random.experimental.stateless_fold_in(seed, number)
+            seed = tf.random.experimental.stateless_fold_in(seed, tf.cast(number, tf.int64))
     return seed
 
 
 def of_records(seed: Seed, records: tf.Tensor) -> tf.Tensor:
-    """A seed for every record, int32 [B, 2], of a seed, int32 [2], and record numbers, int64 [B]: their sum, mod 2^32.
+    """A seed for every record, int64 [B, 2], of a seed and record numbers, int64 [B]: row i is fold(seed, records[i]).
 
-    Different records of one seed never have the same. A record of one seed and a record of another do by accident, one
-    pair in 2^32, where the seeds' own difference makes up for that of the records.
+    Where an update uses them on a GPU, the record numbers come back from it, once an update.
     """
     with _on_the_host():
-        return seed + tf.bitcast(records, tf.int32)
+        hashed = fold(seed, 0)[0]
+        return tf.stack([tf.fill(tf.shape(records), hashed), records], axis=1)
+
+
+def of_readings(seed: int, epochs: tf.Tensor, records: tf.Tensor) -> tf.Tensor:
+    """A seed for every record in its epoch, int64 [B, 2], of a run's seed in [0, 2^31); no two are ever equal.
+
+    Args:
+      epochs: int64 [B], below 2^32.
+      records: their numbers, int64 [B].
+    """
+    return tf.stack([(seed << 32) + epochs, records], axis=1)
 
 
 def _on_the_host() -> contextlib.AbstractContextManager:

@@ -149,12 +149,24 @@ def _ends_explained(asked: Run, workers: cluster.Cluster) -> Iterator[None]:
 def say_if_older(session: Session) -> None:
     """Says what goes on otherwise than it began, in a run that began with an older version."""
     workdir, config = session.asked.workdir, flatten(session.asked.config)
-    if workdir_lib.read_config(workdir) is None or workdir_lib.read_note(workdir):
+    if workdir_lib.read_config(workdir) is None:
         return
-    # Workdirs have a note since `lamb` is the paper's.
-    for section in [key.removesuffix('.weight_decay') for key in config if key.endswith('.weight_decay')]:
-        if config[f'{section}.name'] == 'lamb' and config[f'{section}.weight_decay']:
+    note = workdir_lib.read_note(workdir)
+    arithmetic = note.arithmetic if note else 0
+    if arithmetic < 1:
+        for section in [key.removesuffix('.weight_decay') for key in config if key.endswith('.weight_decay')]:
+            if config[f'{section}.name'] == 'lamb' and config[f'{section}.weight_decay']:
+                session.announce(
+                    f'WARNING: {section}.name=lamb: this run began when its weight decay was outside of the trust '
+                    'ratio. From here on it is inside, as in the paper.'
+                )
+    if arithmetic < 2:
+        session.announce(
+            'WARNING: this run began when seeds had 32 bits. From here on dropout and noise are drawn from 64: other '
+            'numbers, of the same distributions.'
+        )
+        if config['train.precision'] == 'float32' and tf.config.list_physical_devices('GPU'):
             session.announce(
-                f'WARNING: {section}.name=lamb: this run began when its weight decay was outside of the trust ratio. '
-                'From here on it is inside, as in the paper.'
+                'WARNING: this run began when float32 meant TensorFloat-32 on GPUs that have it. From here on it means '
+                'float32; --config.train.precision=tensorfloat32 is for a new run.'
             )

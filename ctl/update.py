@@ -60,7 +60,7 @@ class Turn(NamedTuple):
 
     Attributes:
       batch: this replica's features, [B, ...] each.
-      seed: int32 [2], of this replica, step and update.
+      seed: int64 [2], of this replica, step and update.
     """
 
     objective: Objective
@@ -268,7 +268,7 @@ def make_updates(training: Training, batches: Sequence[Batch], step: tf.Tensor) 
 def _turn(training: Training, objective: Objective, batch: Batch, step: tf.Tensor, update: int) -> Turn:
     """The turn of an objective for its update number `update` of a step, and all that is random in it."""
     number = list(training.optimizers).index(objective.name)
-    shared = seeds.fold(tf.constant([training.seed, number]), step, update)
+    shared = seeds.fold(seeds.make(training.seed, number), step, update)
     replica = tf.distribute.get_replica_context().replica_id_in_sync_group
     batch = {**batch, 'example_seed': seeds.of_records(shared, batch['record'])}
     return Turn(objective, training.optimizers[objective.name], batch, seeds.fold(shared, replica))

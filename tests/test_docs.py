@@ -13,7 +13,7 @@ import tensorflow as tf
 
 import ctl.experiment
 from ctl import config as config_lib
-from ctl import train
+from ctl import seeds, train
 from ctl.experiment import list_experiments, load_experiment
 from ctl.runtime import workdir as workdir_lib
 from tests.runs import ROOT, Workdir, door, overrides
@@ -227,3 +227,18 @@ def test_every_figure_that_was_measured_has_its_command_beside_it():
     figures = [row for row in rows if '| shown by |' not in row and '| ---' not in row]
     assert len(figures) > 10
     assert [row for row in figures if not re.search(r'\| `(python -m|pytest) [^|]*\|$', row)] == []
+
+
+def test_the_augmentation_of_the_page_is_of_seeds_alone_and_not_made_in_an_evaluation():
+    text = (ROOT / 'docs' / 'your_experiment.md').read_text(encoding='utf8').partition('## Augmentation')[2]
+    namespace = {'tf': tf, 'seeds_of': seeds}
+    exec(re.search('```python\n(.*?)```', text, re.DOTALL)[1], namespace)
+    batch = {'image': tf.random.stateless_uniform([8, 4, 4, 1], [0, 0], 0, 256, tf.int32)}
+    numbers = tf.range(8, dtype=tf.int64)
+    made = {
+        (epoch, training): namespace['prepare'](batch, seeds.of_readings(0, 0 * numbers + epoch, numbers), training)
+        for epoch, training in ((0, True), (1, True), (0, False))
+    }
+    turned, again, plain = (each['image'].numpy() for each in made.values())
+    np.testing.assert_allclose(plain, batch['image'].numpy() / 255, rtol=1e-6)
+    assert all((a != b).any() and (a != c).any() for a, b, c in zip(turned, again, plain, strict=True))

@@ -198,3 +198,45 @@ def test_ten_thousand_files_are_planned_and_read_like_any_others(tmp_path):
     batch = next(iter(pipeline.make_train_dataset_fn(source, layout, 1000)(context)))
     assert batch['record'].numpy().tolist() == layout.replica_records(1000, 4, 2)[2].tolist()
     gc.collect()
+
+
+def seen_by_prepare(source, layout, replicas, per_replica, first_step, steps):
+    """(place in the run, record) -> the seed that `prepare` was given, for all that was fed."""
+
+    def prepare(batch, seeds, training):
+        assert training
+        return {'record': batch['record'], 'seeds': seeds}
+
+    dataset_fn = pipeline.make_train_dataset_fn(dataclasses.replace(source, prepare=prepare), layout, first_step)
+    found = {}
+    for step, batches in enumerate(
+        distributed_batches(make_strategy(replicas), dataset_fn, per_replica, steps), start=first_step
+    ):
+        for batch in batches:
+            found |= {
+                (step, r): tuple(s) for r, s in zip(batch['record'].tolist(), batch['seeds'].tolist(), strict=True)
+            }
+    return found
+
+
+def test_what_is_random_in_prepare_is_of_seed_epoch_and_record_on_any_hardware_and_after_any_restart(source):
+    layout = make_layout(source)
+    alone = seen_by_prepare(source, layout, 1, False, 0, steps=60)
+    epochs = {seed[0] - (layout.seed << 32) for seed in alone.values()}
+    assert epochs >= {0, 1} and all(seed[1] == record for (_, record), seed in alone.items())
+    assert len(set(alone.values())) == len(alone)
+    assert alone.items() >= seen_by_prepare(source, layout, 2, False, 40, steps=20).items()
+    assert alone.items() >= seen_by_prepare(source, layout, 3, True, 23, steps=20).items()
+
+
+@pytest.mark.parametrize('told', ['', ', seeds', ', training', ', training=None, seeds=None', ', size=64, channels=3'])
+def test_prepare_is_told_what_its_parameters_name(source, told):
+    namespace = {}
+    exec(f'def prepare(batch{told}):\n    seen.update(locals())\n    return batch', {'seen': namespace}, namespace)
+    source = dataclasses.replace(source, prepare=namespace['prepare'])
+    dataset = pipeline.make_eval_dataset_fn(source, GLOBAL_BATCH, 40, 16)(tf.distribute.InputContext())
+    batch = next(iter(dataset))
+    assert namespace.get('training', False) is False and namespace.get('size', 64) == 64
+    if 'seeds' in told:
+        assert namespace['seeds'].shape[-1] == 2 and namespace['seeds'].dtype == tf.int64
+    assert set(batch) == {*source.features, 'record', 'example_weight'}

@@ -419,4 +419,19 @@ def test_a_run_that_began_with_the_decay_of_lamb_elsewhere_is_told_so(flags, tmp
         (tmp_path / 'run' / 'run.json').unlink()  # which workdirs had not, then
     capsys.readouterr()
     assert door(*words) == 0
-    assert ('began when its weight decay was outside' in capsys.readouterr().out) == older
+    said = capsys.readouterr().out
+    assert ('began when its weight decay was outside' in said) == older
+    assert ('began when seeds had 32 bits' in said) == older
+
+
+def test_a_run_that_began_with_other_seeds_is_told_so_once(flags, tmp_path, capsys):
+    words, note = [*flags, *overrides(train__steps=1), f'--workdir={tmp_path / "run"}'], tmp_path / 'run' / 'run.json'
+    assert door(*words) == 0
+    began = json.loads(note.read_text())
+    del began['arithmetic']  # as the first versions of the note
+    note.write_text(json.dumps(began))
+    capsys.readouterr()
+    words = [*words, *overrides(train__steps=2)]
+    for told in (1, 0):
+        assert door(*words) == 0
+        assert capsys.readouterr().out.replace('\n', ' ').count('began when seeds had 32 bits') == told

@@ -226,7 +226,7 @@ def _causes(request: flags.ExperimentRequest, source, layout) -> list[str]:
     keras.utils.clear_session()
     experiment, _ = _make(request)
     batch = next(iter(pipeline.make_train_dataset_fn(source, layout, 0)(tf.distribute.InputContext())))
-    batch['example_seed'] = seeds.of_records(tf.zeros([2], tf.int32), batch['record'])
+    batch['example_seed'] = seeds.of_records(seeds.make(0, 0), batch['record'])
     half = layout.global_batch_size // 2
     halves = [{k: v[:half] for k, v in batch.items()}, {k: v[half:] for k, v in batch.items()}]
     causes = []
@@ -243,11 +243,12 @@ def _measure(objective, batch: dict) -> dict[str, _Measured]:
     """Every loss of an objective on a batch, by name; with the same seed every time."""
     import tensorflow as tf
 
+    from ctl import seeds
     from ctl.update import run_losses
 
     variables = [variable.value for variable in objective.variables]
     with tf.GradientTape(persistent=True) as tape:
-        losses, _, _ = run_losses(objective, batch, tf.constant([0, 0]))
+        losses, _, _ = run_losses(objective, batch, seeds.make(0, 0))
     measured = {}
     for name, pair in losses.items():
         gradients = tape.gradient(pair.sum, variables, unconnected_gradients=tf.UnconnectedGradients.ZERO)

@@ -14,10 +14,14 @@ from ctl.data.index import Index
 from ctl.data.reading import read_endlessly, read_once
 from ctl.data.records import Source, check_record, decode_image, make_blank
 from ctl.errors import UserError
-from ctl.experiment import Batch, unchanged
+from ctl.experiment import Batch, call_prepare
+from ctl.seeds import of_readings
 
 # Small records cost up to three times as much when few are parsed at once; large ones are parsed alone.
 PARSE_RECORDS, PARSE_BYTES = 512, 8 << 20
+
+# What a batch has besides features, until it is prepared: no name that a feature may have.
+SEEDS = 'seeds of prepare'
 
 
 def make_train_dataset_fn(source: Source, layout: shards.Layout, first_step: int) -> Callable:
@@ -38,8 +42,10 @@ def make_train_dataset_fn(source: Source, layout: shards.Layout, first_step: int
         steps = -(-_parse_records(source.index) // (part.stop - part.start))
         shares = read_endlessly(source.index, part.shards, position, steps * layout.share)
         records = shares.map(lambda *shares: tuple(_join(share, steps, part) for share in shares))
-        batches = _parse(source, records).rebatch(batch_size, drop_remainder=True)
-        return _finish(source, batches).apply(tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY))
+        batches = _parse(source, records, layout.seed or 0).rebatch(batch_size, drop_remainder=True)
+        return _finish(source, batches, training=True).apply(
+            tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY)
+        )
 
     return dataset_fn
 
@@ -66,9 +72,9 @@ def make_eval_dataset_fn(source: Source, global_batch_size: int, records: int, b
             blocks = shards.cut_blocks(runs[runs[:, 0] < runs[:, 1]], block_records, source.index.breaks)
             shard = shards.Shard(0, *blocks, blocks_per_window=1, seed=None)
             read = read_once(source.index, shard).rebatch(_parse_records(source.index))
-            unpadded = _parse(source, read).rebatch(batch_size).concatenate(unpadded)
+            unpadded = _parse(source, read, seed=0).rebatch(batch_size).concatenate(unpadded)
         padded = unpadded.take(batches).map(lambda batch: _pad(batch, batch_size))
-        return _finish(source, padded).apply(tf.data.experimental.assert_cardinality(batches))
+        return _finish(source, padded, training=False).apply(tf.data.experimental.assert_cardinality(batches))
 
     return dataset_fn
 
@@ -110,21 +116,26 @@ def _parse_records(index: Index) -> int:
     return max(1, min(PARSE_RECORDS, int(PARSE_BYTES / index.sizes.mean())))
 
 
-def _parse(source: Source, records: tf.data.Dataset) -> tf.data.Dataset:
+def _parse(source: Source, records: tf.data.Dataset, seed: int) -> tf.data.Dataset:
+    """Units of records, as `reading` gives them, as batches; `seed` is what their `seeds` are made of."""
     if not source.bad.skip:
-        return records.map(lambda *unit: _parse_batch(source, *unit), num_parallel_calls=tf.data.AUTOTUNE)
+        return records.map(lambda *unit: _parse_batch(source, seed, *unit), num_parallel_calls=tf.data.AUTOTUNE)
+
+    def parse_repaired(serialized: tf.Tensor, numbers: tf.Tensor, epochs: tf.Tensor) -> Batch:
+        repaired, weights = _repair(source, serialized, numbers)
+        return _parse_batch(source, seed, repaired, numbers, epochs, weights)
 
     def parse_or_repair(*unit):
         """One element: the unit parsed, or where that fails, parsed with blanks for the records that are wrong."""
         unit = tf.data.Dataset.from_tensors(unit)
-        at_once = unit.map(lambda *unit: _parse_batch(source, *unit)).ignore_errors()
-        repaired = unit.map(lambda *unit: _parse_batch(source, *_repair(source, *unit)))
+        at_once = unit.map(lambda *unit: _parse_batch(source, seed, *unit)).ignore_errors()
+        repaired = unit.map(parse_repaired)
         return at_once.concatenate(repaired).take(1)
 
     return records.interleave(parse_or_repair, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
 
 
-def _repair(source: Source, serialized: tf.Tensor, numbers: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+def _repair(source: Source, serialized: tf.Tensor, numbers: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     """Puts a sound one where records are wrong, takes note of these, and gives them weight 0: float32 [n].
 
     The first sound one of these n, for what is made of zeros may be infinite, or NaN; where there is none, zeros.
@@ -144,7 +155,7 @@ def _repair(source: Source, serialized: tf.Tensor, numbers: tf.Tensor) -> tuple[
         return repaired, weights
 
     repaired, weights = tf.numpy_function(repair, [serialized, numbers], [tf.string, tf.float32])
-    return tf.ensure_shape(repaired, serialized.shape), numbers, tf.ensure_shape(weights, numbers.shape)
+    return tf.ensure_shape(repaired, serialized.shape), tf.ensure_shape(weights, numbers.shape)
 
 
 def parsing_spec(source: Source) -> dict[str, tf.io.FixedLenFeature]:
@@ -158,8 +169,15 @@ def parsing_spec(source: Source) -> dict[str, tf.io.FixedLenFeature]:
     }
 
 
-def _parse_batch(source: Source, serialized: tf.Tensor, numbers: tf.Tensor, weights: tf.Tensor | None = None) -> Batch:
-    """string [n], int64 [n], float32 [n] -> features [n, ...], `record` [n], `example_weight` [n]."""
+def _parse_batch(
+    source: Source,
+    seed: int,
+    serialized: tf.Tensor,
+    numbers: tf.Tensor,
+    epochs: tf.Tensor,
+    weights: tf.Tensor | None = None,
+) -> Batch:
+    """string, int64, int64, float32, each [n] -> features [n, ...], and what else a batch has."""
     # The names come back in the parser's error messages: `records.explain` reads them.
     names = tf.strings.as_string(numbers)
     parsed = tf.io.parse_example(serialized, parsing_spec(source), example_names=names)
@@ -170,7 +188,7 @@ def _parse_batch(source: Source, serialized: tf.Tensor, numbers: tf.Tensor, weig
             value = _check_ids(value, feature.below, names)
         batch[name] = _decode(value, feature.shape) if feature.dtype == 'image' else tf.cast(value, feature.dtype)
     weights = tf.ones_like(numbers, tf.float32) if weights is None else weights
-    return {**batch, 'record': numbers, 'example_weight': weights}
+    return {**batch, 'record': numbers, 'example_weight': weights, SEEDS: of_readings(seed, epochs, numbers)}
 
 
 def _empty_batch(source: Source) -> Batch:
@@ -180,7 +198,8 @@ def _empty_batch(source: Source) -> Batch:
         name: tf.zeros([0, *feature.shape], decoded.get(feature.dtype, feature.dtype))
         for name, feature in source.features.items()
     }
-    return {**features, 'record': tf.zeros([0], tf.int64), 'example_weight': tf.zeros([0], tf.float32)}
+    numbers = tf.zeros([0], tf.int64)
+    return {**features, 'record': numbers, 'example_weight': tf.zeros([0]), SEEDS: of_readings(0, numbers, numbers)}
 
 
 def _decode(encoded: tf.Tensor, shape: tuple[int, ...]) -> tf.Tensor:
@@ -214,8 +233,12 @@ def _pad(batch: Batch, batch_size: int) -> Batch:
     return {name: pad(name, value) for name, value in batch.items()}
 
 
-def _finish(source: Source, batches: tf.data.Dataset) -> tf.data.Dataset:
+def _finish(source: Source, batches: tf.data.Dataset, training: bool) -> tf.data.Dataset:
     """Lets the experiment prepare each per-replica batch."""
-    if source.prepare is not unchanged:
-        batches = batches.map(source.prepare, num_parallel_calls=tf.data.AUTOTUNE)
-    return batches.prefetch(tf.data.AUTOTUNE)
+
+    def prepare(batch: Batch) -> Batch:
+        batch, seeds = dict(batch), batch[SEEDS]
+        del batch[SEEDS]
+        return call_prepare(source.prepare, batch, seeds, training)
+
+    return batches.map(prepare, num_parallel_calls=tf.data.AUTOTUNE).prefetch(tf.data.AUTOTUNE)

@@ -21,7 +21,7 @@ def read_endlessly(index: Index, mine: Sequence[shards.Shard], position: int, re
     After a resume only the windows that hold `position` are read again, and of a compressed file what comes before.
 
     Returns:
-      Dataset of (serialized string [shards, records], record number int64 [shards, records]).
+      Dataset of (serialized string, record number int64, epoch int64), each [shards, records].
     """
     reader = _WindowReader(index, mine, [shard.locate(position) for shard in mine])
     first = tf.constant([begin.window for begin in reader.begin], tf.int64)
@@ -36,7 +36,7 @@ def read_endlessly(index: Index, mine: Sequence[shards.Shard], position: int, re
 
 
 def read_once(index: Index, shard: shards.Shard) -> tf.data.Dataset:
-    """One epoch of a shard, window by window: (serialized string [n], record number int64 [n])."""
+    """One epoch of a shard, window by window: (serialized string, record number int64, epoch int64, 0), each [n]."""
     reader = _WindowReader(index, [shard], [shard.locate(0)])
     zero = tf.constant(0, tf.int64)
     return tf.data.Dataset.range(shard.windows).flat_map(lambda number: reader.read(zero, number)).prefetch(1)
@@ -67,14 +67,16 @@ class _WindowPlan(NamedTuple):
       blocks: a place for each block.
       order: the places, in the blocks laid end to end, of the records that leave it, in their order, int64 [n].
       records: the numbers of these, int64 [n].
+      epochs: in which of its shard's epochs each is read, int64 [n].
     """
 
     blocks: _Block
     order: Any
     records: Any
+    epochs: Any
 
 
-_DTYPES = _WindowPlan(_Block(tf.string, tf.int64, tf.int64, tf.int64, tf.int64), tf.int64, tf.int64)
+_DTYPES = _WindowPlan(_Block(tf.string, tf.int64, tf.int64, tf.int64, tf.int64), tf.int64, tf.int64, tf.int64)
 
 
 class _WindowReader:
@@ -92,7 +94,7 @@ class _WindowReader:
         self._any_compressed = any(index.sequential[_files_of(index, shard.starts)].any() for shard in mine)
 
     def read(self, place: tf.Tensor, number: tf.Tensor) -> tf.data.Dataset:
-        """Window `number` of the shard at `place`: one element, (serialized string [n], record number int64 [n])."""
+        """Window `number` of the shard at `place`: one element, serialized string, record number, epoch, each [n]."""
         # Only flat tuples of tensors cross from NumPy.
         planned = tf.numpy_function(self._plan_flat, [place, number], tf.nest.flatten(_DTYPES))
         plan = tf.nest.pack_sequence_as(_DTYPES, [tf.ensure_shape(vector, [None]) for vector in planned])
@@ -100,14 +102,15 @@ class _WindowReader:
         blocks = tf.data.Dataset.from_tensor_slices(plan.blocks)
         payloads = blocks.flat_map(lambda block: self._read_block(place, block))
         whole = payloads.batch(tf.reduce_sum(plan.blocks.plain + plan.blocks.inflated))
-        return whole.map(lambda serialized: (tf.gather(serialized, plan.order), plan.records))
+        return whole.map(lambda serialized: (tf.gather(serialized, plan.order), plan.records, plan.epochs))
 
     def _plan_flat(self, place: np.int64, number: np.int64) -> list[np.ndarray]:
         return tf.nest.flatten(self._plan(place, int(number)))
 
     def _plan(self, place: int, number: int) -> _WindowPlan:
         """In NumPy, when the window's turn comes."""
-        index, begin, window = self._index, self.begin[place], self._mine[place].window(number)
+        index, begin, shard = self._index, self.begin[place], self._mine[place]
+        window = shard.window(number)
         files = _files_of(index, window.starts)
         index.check_unchanged(np.unique(files))
         compressed = index.sequential[files]
@@ -119,7 +122,9 @@ class _WindowReader:
             first=window.starts,
         )
         skipped = begin.skip if number == begin.window else 0
-        return _WindowPlan(blocks, window.order[skipped:], window.records[skipped:])
+        records = window.records[skipped:]
+        epochs = np.full(len(records), number // shard.windows)
+        return _WindowPlan(blocks, window.order[skipped:], records, epochs)
 
     def _read_block(self, place: tf.Tensor, block: _Block) -> tf.data.Dataset:
         """The payloads of one block: from TensorFlow's reader where the file is plain, else inflated here."""

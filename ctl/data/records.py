@@ -33,14 +33,14 @@ class Source:
       index: the files, and where each record is.
       features: feature name -> `Feature`.
       names: feature name -> its name in these records.
-      prepare: the experiment's own work on a parsed per-replica batch.
+      prepare: the experiment's own work on a parsed per-replica batch, as `Experiment` has it.
       bad: what happens to records that are wrong.
     """
 
     index: Index
     features: Mapping[str, Feature]
     names: Mapping[str, str]
-    prepare: Callable[[dict], dict]
+    prepare: Callable[..., dict]
     bad: BadRecords
 
 

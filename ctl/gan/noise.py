@@ -12,7 +12,7 @@ def normal(batch: dict, seed: seeds.Seed | None, draw: int, width: int, by_recor
     """Standard normal numbers, float32 [B, width].
 
     Args:
-      batch: with `example_seed`, int32 [B, 2].
+      batch: with `example_seed`, int64 [B, 2].
       seed: of the step, update and replica; None in evaluation, where each record always gets the same numbers.
       draw: which of the draws of an update.
       by_record: draw for each record by itself, so that it does not matter which replica it is on. Slower.

@@ -18,6 +18,10 @@ def read_config(workdir: pathlib.Path) -> dict | None:
     return _read_json(workdir / 'config.json')
 
 
+# 1: `lamb` is the paper's. 2: seeds have 64 bits, and float32 means float32 on GPUs too.
+ARITHMETIC = 2
+
+
 @dataclasses.dataclass(frozen=True)
 class Note:
     """What `run.json` notes of a run, besides its config.
@@ -25,16 +29,18 @@ class Note:
     Attributes:
       experiment: a name, or the absolute path of a file.
       own_data: whether the experiment made its data itself.
+      arithmetic: which one its steps are made by; counts up where a later version of `ctl` makes other steps.
     """
 
     experiment: str
     own_data: bool = False
+    arithmetic: int = ARITHMETIC
 
 
 def read_note(workdir: pathlib.Path) -> Note | None:
     """`run.json`; None where there is none, as in workdirs of older versions."""
     note = _read_json(workdir / 'run.json')
-    return note and Note(note['experiment'], note.get('own_data', False))
+    return note and Note(note['experiment'], note.get('own_data', False), note.get('arithmetic', 1))
 
 
 def _read_json(path: pathlib.Path) -> dict | None:
