@@ -45,18 +45,21 @@ class NonFinite:
         self._most_seen, self._unseen = integers('most_in_a_row'), integers('since_the_last_look')
         self._noted = integers('noted', [MOST_STEPS, 2])  # step, and number of an objective that was not finite
 
-    def guard(self, each_finite: tf.Tensor, step: tf.Tensor, put_back: Callable[[], None]) -> tf.Tensor:
-        """After a step, in cross-replica context: notes it, and calls `put_back` when it is to leave no trace.
+    def guard(
+        self, each_finite: tf.Tensor, step: tf.Tensor, keep_if: Callable[[tf.Tensor], None] | None = None
+    ) -> tf.Tensor:
+        """After a step, in cross-replica context: notes it, and sees to it that it leaves no trace where it is skipped.
 
         Args:
           each_finite: whether the loss and gradient of each objective are, bool [objectives].
+          keep_if: from `snapshot`, before the step; needed where steps are skipped.
 
         Returns:
           Whether all are, bool scalar.
         """
         finite = tf.reduce_all(each_finite)
         if self.skip:
-            tf.cond(finite, lambda: None, put_back)
+            keep_if(finite)
         self._note(finite, step, tf.argmin(tf.cast(each_finite, tf.int32)))
         self._count(finite)
         return finite
@@ -108,13 +111,21 @@ class NonFinite:
         return 'the gradient is not finite' if math.isfinite(loss) else f'the loss became {loss}'
 
 
-def snapshot(strategy: tf.distribute.Strategy, variables: Sequence[tf.Variable]) -> Callable[[], None]:
-    """Copies variables, on every device that has them; returns what puts the copies back. In cross-replica context."""
+def snapshot(strategy: tf.distribute.Strategy, variables: Sequence[tf.Variable]) -> Callable[[tf.Tensor], None]:
+    """Copies variables, each on the devices that have it; in cross-replica context.
+
+    Returns:
+      keep_if(finite): puts the copies back unless the bool scalar is true. No device waits for the host to learn which.
+    """
     parts = [part for variable in variables for part in strategy.experimental_local_results(variable)]
-    copies = [tf.identity(part) for part in parts]
+    copies = []
+    for part in parts:
+        with tf.device(part.device):
+            copies.append(tf.identity(part))
 
-    def put_back() -> None:
+    def keep_if(finite: tf.Tensor) -> None:
         for part, copy in zip(parts, copies, strict=True):
-            part.assign(copy)
+            with tf.device(part.device):
+                part.assign(tf.where(finite, part, copy))
 
-    return put_back
+    return keep_if

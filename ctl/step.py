@@ -78,12 +78,12 @@ class Trainer(orbit.StandardTrainer):
 
     def train_step(self, iterator):
         """One step, in cross-replica context, traced once."""
-        put_back = snapshot(self.strategy, self._changing()) if self._nonfinite.skip else None
+        keep_if = snapshot(self.strategy, self._changing()) if self._nonfinite.skip else None
         batches = [self._next_batch(iterator) for _ in range(self._training.batches_per_step)]
         results = self.strategy.run(self._replica_step, args=(batches, self.step))
         # Reduced already: every replica has the same.
         results = {name: self.strategy.experimental_local_results(value)[0] for name, value in results.items()}
-        finite = self._nonfinite.guard(results.pop('each_finite'), self.step, put_back)
+        finite = self._nonfinite.guard(results.pop('each_finite'), self.step, keep_if)
         self._examples_skipped.assign_add(results.pop('skipped_examples'))
         for name, value in {**results, 'steps': 1.0}.items():
             value = tf.cast(value, tf.float64)

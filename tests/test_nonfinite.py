@@ -59,6 +59,32 @@ def test_a_skipped_step_leaves_weights_and_slots_as_they_were(flags, tmp_path, c
     assert all(np.isfinite(value).all() for value in Workdir(tmp_path / 'run').weights.values())
 
 
+def test_what_is_put_back_stays_on_its_device_and_nothing_waits_for_the_host():
+    """By the graph: a choice for each copy where that copy is, and none between branches, which the host would take."""
+    import tensorflow as tf
+
+    from ctl.nonfinite import snapshot
+
+    strategy = tf.distribute.MirroredStrategy([f'/cpu:{i}' for i in range(3)])
+    with strategy.scope():
+        variables = [tf.Variable([1.0, 2.0]), tf.Variable([0.5])]
+
+    @tf.function
+    def step(finite):
+        keep_if = snapshot(strategy, variables)
+        strategy.run(lambda: [variable.assign_add(tf.ones_like(variable)) for variable in variables])
+        keep_if(finite)
+
+    step(tf.constant(False))
+    assert [variable.numpy().tolist() for variable in variables] == [[1, 2], [0.5]]
+    step(tf.constant(True))
+    assert [variable.numpy().tolist() for variable in variables] == [[2, 3], [1.5]]
+    nodes = step.get_concrete_function(tf.TensorSpec([], tf.bool)).graph.as_graph_def().node
+    devices = [node.device[-5:] for node in nodes if node.op == 'SelectV2']
+    assert sorted(devices) == ['CPU:0', 'CPU:0', 'CPU:1', 'CPU:1', 'CPU:2', 'CPU:2']
+    assert not [node.name for node in nodes if node.op in ('If', 'StatelessIf', 'Switch')]
+
+
 @pytest.mark.slow
 def test_a_mean_over_steps_leaves_out_those_that_were_skipped(flags, tmp_path, capsys):
     step = step_of(capsys, flags, 13)
@@ -88,7 +114,7 @@ def skipping():
 
     told = []
     nonfinite = NonFinite(True, 1000, ['first', 'second'], told.append)
-    guard = tf.function(lambda each, step: nonfinite.guard(each, step, lambda: None))
+    guard = tf.function(lambda each, step: nonfinite.guard(each, step, lambda finite: None))
     return nonfinite, lambda step, *each: guard(tf.constant(each), tf.constant(step, tf.int64)), told
 
 
@@ -122,7 +148,7 @@ def test_the_objective_that_was_not_finite_first_is_named():
 
     nonfinite = NonFinite(False, 0, ['first', 'second'])
     for number, each in enumerate([(True, True), (True, False), (False, False)]):
-        nonfinite.guard(tf.constant(each), tf.constant(number, tf.int64), lambda: None)
+        nonfinite.guard(tf.constant(each), tf.constant(number, tf.int64), lambda finite: None)
     with pytest.raises(GuardError, match='the loss or gradient of second is not finite in step 1;') as raised:
         nonfinite.look(0.0)
     assert raised.value.step == 1
