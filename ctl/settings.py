@@ -112,13 +112,18 @@ BASE = {
             'auto is one for 1 replica, mirrored for more; multi_worker is as TF_CONFIG or Slurm says',
             choices=('auto', 'one', 'mirrored', 'multi_worker'),
         ),
+        'kind': Setting(
+            'auto',
+            'what a replica is on; auto is gpu where there is one, else cpu, which TensorFlow divides as needed',
+            choices=('auto', 'gpu', 'cpu'),
+        ),
         'stall_seconds': Setting(
             600, 'seconds that steps may take beyond what they took before, until the run ends; 0 is off', minimum=0
         ),
         'start_timeout': Setting(300, 'seconds that workers wait for each other', minimum=1),
         'replicas': Setting(
             0,
-            'model copies on this machine; 0 is every GPU, or 1 CPU; without GPUs, N makes N virtual CPU devices',
+            'model copies on this machine; 0 is every GPU, or 1 CPU; on CPUs, N makes N virtual devices',
             minimum=0,
         ),
         'all_reduce': Setting('auto', 'how gradients are summed', choices=('auto', 'nccl', 'hierarchical', 'ring')),

@@ -19,6 +19,10 @@ if sys.dont_write_bytecode:
     os.environ.pop('PYTHONDONTWRITEBYTECODE', None)
 
 os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
+# No test sees a GPU, so that they are the same everywhere; programs that the group `gpu` starts are given back what is
+# noted here.
+os.environ.setdefault('CTL_TEST_GPUS', os.environ.get('CUDA_VISIBLE_DEVICES', 'all'))
+os.environ['CUDA_VISIBLE_DEVICES'] = '-1'
 
 import tensorflow as tf  # noqa: E402
 

@@ -18,7 +18,8 @@ from tests.runs import Workdir, door, overrides, relative_difference, write_shal
 @pytest.fixture
 def two_gpus(monkeypatch):
     """No machine that tests this has one: enough of two for what is decided before they are touched."""
-    monkeypatch.setattr(tf.config, 'list_physical_devices', lambda kind: ['GPU'] * 2 if kind == 'GPU' else ['CPU'])
+    cpus = tf.config.list_physical_devices('CPU')
+    monkeypatch.setattr(tf.config, 'list_physical_devices', lambda kind: ['GPU'] * 2 if kind == 'GPU' else cpus)
 
 
 def test_more_replicas_than_gpus_are_refused(two_gpus):  # C34
@@ -29,6 +30,65 @@ def test_more_replicas_than_gpus_are_refused(two_gpus):  # C34
 def test_one_device_is_refused_where_every_gpu_is_taken(two_gpus):
     with pytest.raises(UserError, match='devices.strategy=one has 1 replica, not devices.replicas=2'):
         devices.make_strategy(base_config(devices=dict(strategy='one')).devices)
+
+
+@pytest.fixture
+def gpus_taken(two_gpus, monkeypatch):
+    """What is done to them, as names of TensorFlow's functions and their arguments."""
+    taken = []
+    monkeypatch.setattr(tf.config, 'get_visible_devices', lambda kind: ['GPU'] * 2)
+    monkeypatch.setattr(tf.config, 'set_visible_devices', lambda devices, kind: taken.append(devices))
+    monkeypatch.setattr(tf.config.experimental, 'get_memory_growth', lambda gpu: False)
+    monkeypatch.setattr(tf.config.experimental, 'set_memory_growth', lambda gpu, grows: taken.append(f'{gpu} grows'))
+    return taken
+
+
+def test_gpus_without_a_replica_are_left_alone(gpus_taken):
+    devices.make_strategy(base_config(devices=dict(replicas=1, strategy='one')).devices)
+    assert gpus_taken == [['GPU'], 'GPU grows']
+
+
+def test_replicas_may_be_on_the_cpu_where_there_are_gpus(gpus_taken):
+    section = base_config(devices=dict(replicas=3, kind='cpu')).devices
+    strategy = devices.make_strategy(section)
+    assert gpus_taken == [[]] and strategy.num_replicas_in_sync == 3
+    assert all('CPU' in device for device in strategy.extended.worker_devices)
+
+
+def test_programs_that_only_read_have_as_many_replicas_on_the_cpu(gpus_taken):
+    for replicas, all_reduce in ((0, 'nccl'), (2, 'auto')):
+        section = devices.on_cpus(base_config(devices=dict(replicas=replicas, all_reduce=all_reduce)).devices)
+        assert devices.make_strategy(section).num_replicas_in_sync == 2
+    assert gpus_taken == [[], []]
+
+
+def test_the_remedy_for_too_few_gpus_is_the_cpu(gpus_taken):
+    section = base_config(devices=dict(replicas=4)).devices
+    with pytest.raises(UserError, match='or devices.kind=cpu for 4 virtual devices'):
+        devices.make_strategy(section)
+    section.kind = 'cpu'
+    assert devices.make_strategy(section).num_replicas_in_sync == 4
+
+
+def test_gpus_that_are_not_there_are_refused():
+    with pytest.raises(UserError, match='devices.kind=gpu: TensorFlow finds no GPU here'):
+        devices.make_strategy(base_config(devices=dict(kind='gpu')).devices)
+
+
+@pytest.mark.parametrize('kind', ['auto', 'cpu'])
+def test_a_tensor_made_at_import_is_one_line_on_gpus_too(gpus_taken, monkeypatch, kind):
+    def too_late(*args):
+        raise RuntimeError('Visible devices cannot be modified after being initialized')
+
+    monkeypatch.setattr(tf.config, 'set_visible_devices', too_late)
+    with pytest.raises(UserError, match='Move what the experiment does at import into make_experiment'):
+        devices.make_strategy(base_config(devices=dict(kind=kind)).devices)
+
+
+def test_a_second_strategy_of_a_process_may_have_fewer_gpus(gpus_taken, monkeypatch):
+    monkeypatch.setattr(tf.config.experimental, 'get_memory_growth', lambda gpu: True)
+    devices.make_strategy(base_config(devices=dict(replicas=1, strategy='one')).devices)
+    assert gpus_taken == []
 
 
 @pytest.mark.parametrize('precision, short, compute', [

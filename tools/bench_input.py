@@ -42,7 +42,7 @@ def bench(request: flags.ExperimentRequest) -> None:
     from ctl.runtime import devices
 
     config = request.config
-    devices.make_strategy(config.devices)
+    devices.make_strategy(devices.on_cpus(config.devices))
     default_data = choose_data(request.name, request.module, config, say_aside, request.stored)
     experiment = request.module.make_experiment(config)
     data = find_data(config.copy_and_resolve_references(), 1, default_data, say_aside)

@@ -48,7 +48,7 @@ def explain(request: flags.ExperimentRequest) -> None:
 
     steps, workers = _steps(request.own['steps']), request.own['workers']
     config = request.config
-    strategy = devices.make_strategy(config.devices)
+    strategy = devices.make_strategy(devices.on_cpus(config.devices))
     replicas = workers * strategy.num_replicas_in_sync
     default_data = choose_data(request.name, request.module, config, say_aside, request.stored)
     data = find_data(config, replicas, default_data, say_aside, workers=workers)

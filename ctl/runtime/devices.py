@@ -2,7 +2,7 @@
 
 import os
 import signal
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import keras
 import ml_collections
@@ -12,6 +12,11 @@ from ctl.errors import Interrupted, UserError
 from ctl.runtime import cluster
 from ctl.runtime.meeting import meet
 
+_TOO_LATE = (
+    'TensorFlow has run something before the devices were made. Move what the experiment does at import into '
+    'make_experiment.'
+)
+
 
 def make_strategy(
     devices: ml_collections.ConfigDict,
@@ -20,7 +25,8 @@ def make_strategy(
 ) -> tf.distribute.Strategy:
     """The strategy of a config's `devices` section. Comes before any other TensorFlow object.
 
-    Without GPUs, N replicas get N virtual CPU devices, so that whatever depends on their number runs anywhere.
+    Without GPUs, or where these are not wanted, N replicas get N virtual CPU devices, so that whatever depends on their
+    number runs anywhere. GPUs without a replica are not touched, and free for other programs.
 
     Args:
       devices: the section.
@@ -32,20 +38,21 @@ def make_strategy(
         something already.
       Interrupted: when other workers do not come.
     """
-    gpus = tf.config.list_physical_devices('GPU')
+    gpus = _find_gpus(devices.kind)
     replicas = devices.replicas or len(gpus) or 1
     if gpus and replicas > len(gpus):
-        raise UserError(f'devices.replicas={replicas}: this machine has {len(gpus)} GPUs. Take 0 for all of them.')
+        raise UserError(
+            f'devices.replicas={replicas}: this machine has {len(gpus)} GPU{"s" * (len(gpus) > 1)}. Take 0 for every '
+            f'GPU, or devices.kind=cpu for {replicas} virtual devices of the CPU.'
+        )
     if devices.strategy == 'one' and replicas > 1:
         raise UserError(f'devices.strategy=one has 1 replica, not devices.replicas={replicas}: take mirrored, or auto.')
     multi_worker = devices.strategy == 'multi_worker'
     if multi_worker:
         _check_multi_worker(devices, workers, bool(gpus))
     cross_device = _cross_device_ops(devices.all_reduce, bool(gpus))
-    for gpu in gpus:
-        tf.config.experimental.set_memory_growth(gpu, True)
+    _show(gpus[:replicas])
     if multi_worker:
-        tf.config.set_visible_devices(gpus[:replicas], 'GPU')
         return _multi_worker_strategy(devices, workers, len(gpus[:replicas]) or 1, say)
     if not gpus:
         _split_cpu(replicas)
@@ -53,6 +60,35 @@ def make_strategy(
     if devices.strategy == 'one' or (devices.strategy == 'auto' and replicas == 1):
         return tf.distribute.OneDeviceStrategy(names[0])
     return tf.distribute.MirroredStrategy(names, cross_device_ops=cross_device)
+
+
+def on_cpus(devices: ml_collections.ConfigDict) -> ml_collections.ConfigDict:
+    """The `devices` section for a program that only reads: as many replicas as here, on CPUs; touches no GPU."""
+    section = devices.copy_and_resolve_references()
+    section.replicas = devices.replicas or len(_find_gpus(devices.kind)) or 1
+    section.kind, section.all_reduce = 'cpu', 'auto'
+    return section
+
+
+def _find_gpus(kind: str) -> list[tf.config.PhysicalDevice]:
+    """The GPUs to use; raises UserError where `kind` asks for some and there are none."""
+    gpus = [] if kind == 'cpu' else tf.config.list_physical_devices('GPU')
+    if kind == 'gpu' and not gpus:
+        raise UserError('devices.kind=gpu: TensorFlow finds no GPU here. `nvidia-smi` lists them; take cpu, or auto.')
+    return gpus
+
+
+def _show(gpus: Sequence[tf.config.PhysicalDevice]) -> None:
+    """Leaves other GPUs alone, and of these takes memory as it is needed; raises UserError when it is too late."""
+    growth, visible = tf.config.experimental.get_memory_growth, tf.config.get_visible_devices('GPU')
+    if gpus and all(gpu in visible and growth(gpu) for gpu in gpus):
+        return  # by an earlier strategy of this process, which had as many or more
+    try:
+        tf.config.set_visible_devices(gpus, 'GPU')
+        for gpu in gpus:
+            tf.config.experimental.set_memory_growth(gpu, True)
+    except RuntimeError:
+        raise UserError(f'devices.kind={"gpu" if gpus else "cpu"}: {_TOO_LATE}') from None
 
 
 def _multi_worker_strategy(
@@ -125,10 +161,7 @@ def _split_cpu(replicas: int) -> None:
     try:
         tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * replicas)
     except RuntimeError:
-        raise UserError(
-            f'devices.replicas={replicas}: TensorFlow has run something before the devices were made. '
-            'Move what the experiment does at import into make_experiment.'
-        ) from None
+        raise UserError(f'devices.replicas={replicas}: {_TOO_LATE}') from None
 
 
 def set_precision(precision: str) -> None:
