@@ -217,7 +217,7 @@ def _open_workdir(session: Session, parts: _Parts, numbers: Numbers, step: int) 
         workdir_lib.write_note(asked.workdir, workdir_lib.Note(asked.experiment or asked.name, own_data))
         parts.checkpoints.clean()
         parts.checkpoints.clean_best(step, session.say)
-        numbers.drop_after(step, parts.checkpoints.written(step))
+        numbers.drop_after(step)
         session.clock.go_on(asked.workdir / 'time.json')
     name = 'bad_records.jsonl' if workers.chief else f'bad_records-{workers.index}.jsonl'
     parts.data.bad.list_in(asked.workdir / name)

@@ -79,18 +79,19 @@ class Numbers:
 
     def write(self, kind: str, step: int, values: Mapping[str, float]) -> None:
         """Writes those of one step, of kind 'train' or 'eval'."""
-        self.metrics.append(step=step, kind=kind, **values)
+        # The line last: with it, the evaluation of a step is done, and does not come again.
         self.tensorboard.scalars(kind, step, values)
+        self.metrics.append(step=step, kind=kind, **values)
 
     def sync(self) -> None:
         """Before a checkpoint: it says that the numbers of its step, and before, are written."""
         self.metrics.sync()
         self.tensorboard.flush()
 
-    def drop_after(self, step: int, written: float) -> None:
-        """Drops what a killed run wrote after `step`, its last checkpoint, `written` when: those steps come again."""
+    def drop_after(self, step: int) -> None:
+        """Drops what a killed run wrote after `step`, its last checkpoint: those steps come again."""
         self.metrics.drop_after(step)
-        self.tensorboard.drop_after(step, written)
+        self.tensorboard.drop_after(step, evaluated=self.metrics.has(step, 'eval'))
 
 
 class Reporter:
