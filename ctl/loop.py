@@ -236,12 +236,14 @@ def _stops_explained(session: Session, parts: _Parts) -> Iterator[None]:
     try:
         yield
     except GuardError as error:
+        session.clock.write()
         if error.step is not None:
             session.say(plan.feed_text(parts.data, error.step, session.replicas, most=None))
         raise
     except WorkdirLost:
         raise  # nothing was saved, and the same command would find the other run
     except Interrupted as interruption:
+        session.clock.write()
         saved = 'nothing was trained yet'
         if parts.checkpoints.newest:
             saved = f'saved at step {int(parts.trainer.step.numpy())}'

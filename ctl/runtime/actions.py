@@ -207,7 +207,7 @@ class TimeAccount:
             self._first = False
         else:
             self._clock.move(waited, 'step', 'input wait')
-        self._clock.write()
+        self._clock.write_now_and_then()
 
 
 class Evaluation:
@@ -297,6 +297,7 @@ class Saver:
         asked = self._agreement.asked_to_end
         ends = asked or self._evaluation.failure
         if ends or self._calendar.due(self._calendar.save, int(self._step.numpy())):
+            self._clock.write()  # a kill in the middle of the save leaves what was done before it
             with self._clock.during('save'):
                 self._numbers.sync()
                 self._checkpoints.save()
