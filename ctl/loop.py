@@ -95,7 +95,7 @@ def _run(session: Session) -> None:
     numbers = Numbers(metrics, TensorBoard(asked.workdir, [o.name for o in parts.experiment.objectives], chief))
     _open_workdir(session, parts, numbers, step)
     _feed(session, parts, step)
-    with _stops_explained(session, parts), records.explained(parts.source, parts.eval_source):
+    with _stops_explained(session, parts), records.explained(parts.source, parts.eval_source, say=session.say):
         newest = _train(session, parts, evaluator, numbers)
     _print_summary(session, parts, metrics, newest)
 
