@@ -198,7 +198,7 @@ def _make_evaluator(session: Session, parts: _Parts) -> Evaluator:
     """
     data, config = parts.data, session.asked.config
     eval_fn = pipeline.make_eval_dataset_fn(
-        parts.eval_source, config.train.global_batch_size, data.eval_records, data.layout.window_records
+        parts.eval_source, config.train.global_batch_size, data.eval_order, data.layout.window_records
     )
     dataset = pipeline.distribute(session.strategy, eval_fn, session.alone and data.pipelines > 1)
     evaluator = Evaluator(session.strategy, parts.experiment, dataset, session.check)

@@ -311,7 +311,7 @@ def test_a_mirrored_strategy_of_one_replica_is_the_one_device_strategy(flags, tm
 
 def test_an_evaluation_can_be_cut_to_some_global_batches(flags, tmp_path, capsys):
     assert door(*flags, *overrides(train__steps=1, eval__steps=1), f'--workdir={tmp_path}', '--dry_run') == 0
-    assert '2 files, the first 8 of 13 records' in capsys.readouterr().out
+    assert '2 files, a sample of 8, drawn by train.seed, of 13 records' in capsys.readouterr().out
 
 
 @pytest.mark.parametrize('replicas', [1, 4])

@@ -44,15 +44,16 @@ def make_train_dataset_fn(source: Source, layout: shards.Layout, first_step: int
     return dataset_fn
 
 
-def make_eval_dataset_fn(source: Source, global_batch_size: int, records: int, block_records: int) -> Callable:
-    """The evaluation input: the first `records` records, each exactly once, in the order of the files.
+def make_eval_dataset_fn(source: Source, global_batch_size: int, order: np.ndarray, block_records: int) -> Callable:
+    """The evaluation input: the records with the numbers `order`, int64 [n], each exactly once.
 
-    They are read `block_records` at a time. Every replica gets `eval_steps(...)` batches: the last are padded with
-    copies of a record, or zeros, and `example_weight` 0.
+    They are read in the order of the files, some `block_records` at a time. Every replica gets `eval_steps(...)`
+    batches: the last are padded with copies of a record, or zeros, and `example_weight` 0.
 
     Returns:
       dataset_fn(input_context) -> dataset of per-replica batches, as for training.
     """
+    numbers, records = np.sort(order), len(order)
 
     def dataset_fn(input_context: tf.distribute.InputContext) -> tf.data.Dataset:
         batch_size = input_context.get_per_replica_batch_size(global_batch_size)
@@ -62,9 +63,10 @@ def make_eval_dataset_fn(source: Source, global_batch_size: int, records: int, b
         start, end = _pipeline_run(records, input_context.input_pipeline_id, pipelines)
         unpadded = tf.data.Dataset.from_tensors(_empty_batch(source)).repeat()
         if start < end:  # there may be fewer records than pipelines
-            runs = np.clip(np.stack([source.index.firsts[:-1], source.index.firsts[1:]], axis=1), start, end)
-            blocks = shards.cut_blocks(runs[runs[:, 0] < runs[:, 1]], block_records, source.index.breaks)
-            shard = shards.Shard(0, *blocks, blocks_per_window=1, seed=None)
+            runs = shards.runs_of(numbers[start:end], source.index.firsts)
+            starts, counts = shards.cut_blocks(runs, block_records, source.index.breaks)
+            together = block_records // int(counts.max())  # of a sample, blocks are small
+            shard = shards.Shard(0, starts, counts, together, seed=None)
             read = read_once(source.index, shard).rebatch(_parse_records(source.index))
             unpadded = _parse(source, read).rebatch(batch_size).concatenate(unpadded)
         padded = unpadded.take(batches).map(lambda batch: _pad(batch, batch_size))

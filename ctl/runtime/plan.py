@@ -88,7 +88,11 @@ def data_rows(config: ml_collections.ConfigDict, data: Data) -> dict[str, str]:
         rows['read again'] = read_again_text(data)
     epoch = index.records / layout.global_batch_size / layout.batches_per_step
     rows['epoch'] = f'{epoch:,.1f} steps; {config.train.steps:,} steps are {config.train.steps / epoch:.2f} epochs'
-    part = '' if data.eval_records == data.evaluation.records else f'the first {data.eval_records:,} of '
+    part = (
+        ''
+        if data.eval_records == data.evaluation.records
+        else f'a sample of {data.eval_records:,}, drawn by train.seed, of '
+    )
     rows['eval files'] = (
         f'{len(data.evaluation.files)} files, {part}{data.evaluation.records:,} records: {_short(config.data.eval)}'
     )
