@@ -145,6 +145,7 @@ def test_evaluation_reads_each_record_once_and_pads_the_rest_with_weight_0(mixed
                 assert batch['record'][row] == 0
                 assert (batch['input_ids'][row] == (batch['input_ids'][0] if counted.any() else 0)).all()
             read += batch['record'][counted].tolist()
+            assert (order[batch['evaluation_place'][counted]] == batch['record'][counted]).all()
     assert sorted(read) == sorted(order)
     assert steps <= -(-records // GLOBAL_BATCH) + 1
 
