@@ -64,7 +64,8 @@ class _Parts:
 def _run(session: Session) -> None:
     """The story of a run: data, model, where it left off, the plan, training, the summary."""
     asked, config, say = session.asked, session.asked.config, session.say
-    default_data = choose_data(asked.name, asked.module, config, say, workdir_lib.read_config(asked.workdir))
+    stored = workdir_lib.read_config(asked.workdir)
+    default_data = choose_data(asked.name, asked.module, config, say, stored)
     say_if_older(session)
     found = find_data(config, session.replicas, default_data, say, session.console, len(session.workers.addresses))
     _check_workers(session, found)
@@ -77,6 +78,7 @@ def _run(session: Session) -> None:
             **plan.device_rows(config, session.strategy, session.workers),
             **plan.data_rows(config, parts.data),
             **plan.model_rows(parts.experiment, config.train),
+            **plan.schedule_rows(parts.experiment, stored, step, config.train.steps),
             **plan.run_rows(asked.workdir, parts.checkpoints, step, config.train.steps, started_from),
         },
     )

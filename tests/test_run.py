@@ -23,6 +23,7 @@ from tests.runs import (
     door,
     door_until,
     overrides,
+    printed_after,
     running,
     wait_for_step,
     without_rates,
@@ -312,6 +313,20 @@ def test_a_mirrored_strategy_of_one_replica_is_the_one_device_strategy(flags, tm
 def test_an_evaluation_can_be_cut_to_some_global_batches(flags, tmp_path, capsys):
     assert door(*flags, *overrides(train__steps=1, eval__steps=1), f'--workdir={tmp_path}', '--dry_run') == 0
     assert '2 files, a sample of 8, drawn by train.seed, of 13 records' in capsys.readouterr().out
+
+
+def test_the_plan_says_how_other_steps_change_the_learning_rate(flags, copied, capsys):
+    """It had come to 0; the next start is told nothing, for it has the steps of the one before."""
+    assert door(*flags, *SHORT, f'--workdir={copied}', '--dry_run') == 0
+    assert 'learning rate  ' not in capsys.readouterr().out
+    words = [*flags, *SHORT, '--config.train.steps=6', f'--workdir={copied}']
+    assert door(*words) == 0
+    row = printed_after('learning rate  ', capsys.readouterr().out).strip()
+    told = re.fullmatch(r'(\S+) in the next step, and not 0: linear to step 6, which was 3', row)
+    (line,) = [line for line in Workdir(copied).lines('train') if line['step'] == 4]
+    assert float(told[1]) == pytest.approx(line['learning_rate'], rel=1e-3) and line['learning_rate'] > 0
+    assert door(*words, '--dry_run') == 0
+    assert 'learning rate  ' not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize('replicas', [1, 4])
