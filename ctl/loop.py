@@ -64,7 +64,8 @@ class _Parts:
 def _run(session: Session) -> None:
     """The story of a run: data, model, where it left off, the plan, training, the summary."""
     asked, config, say = session.asked, session.asked.config, session.say
-    default_data = choose_data(asked.name, asked.module, config, say, workdir_lib.read_config(asked.workdir))
+    stored = workdir_lib.read_config(asked.workdir)
+    default_data = choose_data(asked.name, asked.module, config, say, stored)
     say_if_older(session)
     found = find_data(config, session.replicas, default_data, say, session.console, len(session.workers.addresses))
     _check_workers(session, found)
@@ -77,6 +78,7 @@ def _run(session: Session) -> None:
             **plan.device_rows(config, session.strategy, session.workers),
             **plan.data_rows(config, parts.data),
             **plan.model_rows(parts.experiment, config.train),
+            **plan.schedule_rows(parts.experiment, stored, step, config.train.steps),
             **plan.run_rows(asked.workdir, parts.checkpoints, step, config.train.steps, started_from),
         },
     )
@@ -95,7 +97,7 @@ def _run(session: Session) -> None:
     numbers = Numbers(metrics, TensorBoard(asked.workdir, [o.name for o in parts.experiment.objectives], chief))
     _open_workdir(session, parts, numbers, step)
     _feed(session, parts, step)
-    with _stops_explained(session, parts), records.explained(parts.source, parts.eval_source):
+    with _stops_explained(session, parts), records.explained(parts.source, parts.eval_source, say=session.say):
         newest = _train(session, parts, evaluator, numbers)
     _print_summary(session, parts, metrics, newest)
 
@@ -198,7 +200,7 @@ def _make_evaluator(session: Session, parts: _Parts) -> Evaluator:
     """
     data, config = parts.data, session.asked.config
     eval_fn = pipeline.make_eval_dataset_fn(
-        parts.eval_source, config.train.global_batch_size, data.eval_records, data.layout.window_records
+        parts.eval_source, config.train.global_batch_size, data.eval_order, data.layout.window_records
     )
     dataset = pipeline.distribute(session.strategy, eval_fn, session.alone and data.pipelines > 1)
     evaluator = Evaluator(session.strategy, parts.experiment, dataset, session.check)
@@ -217,7 +219,7 @@ def _open_workdir(session: Session, parts: _Parts, numbers: Numbers, step: int) 
         workdir_lib.write_note(asked.workdir, workdir_lib.Note(asked.experiment or asked.name, own_data))
         parts.checkpoints.clean()
         parts.checkpoints.clean_best(step, session.say)
-        numbers.drop_after(step, parts.checkpoints.written(step))
+        numbers.drop_after(step)
         session.clock.go_on(asked.workdir / 'time.json')
     name = 'bad_records.jsonl' if workers.chief else f'bad_records-{workers.index}.jsonl'
     parts.data.bad.list_in(asked.workdir / name)
@@ -236,12 +238,14 @@ def _stops_explained(session: Session, parts: _Parts) -> Iterator[None]:
     try:
         yield
     except GuardError as error:
+        session.clock.write()
         if error.step is not None:
             session.say(plan.feed_text(parts.data, error.step, session.replicas, most=None))
         raise
     except WorkdirLost:
         raise  # nothing was saved, and the same command would find the other run
     except Interrupted as interruption:
+        session.clock.write()
         saved = 'nothing was trained yet'
         if parts.checkpoints.newest:
             saved = f'saved at step {int(parts.trainer.step.numpy())}'

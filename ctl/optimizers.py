@@ -99,6 +99,11 @@ class Schedule(keras.optimizers.schedules.LearningRateSchedule):
         return {name: getattr(self, name) for name in names}
 
 
+def make_schedule(section: ml_collections.ConfigDict, steps: int, updates: int = 1) -> Schedule:
+    """The schedule of an optimizer's config section in a run of `steps`, of `updates` calls in a step."""
+    return Schedule(section.learning_rate, steps, section.warmup_steps, section.schedule, updates)
+
+
 def decays(variable: keras.Variable) -> bool:
     """Whether weight decay applies: to matrices, not to biases, LayerNorm's gains or other vectors."""
     return len(variable.shape) > 1
@@ -119,7 +124,7 @@ def make_optimizer(
       variables: what it will update.
       updates: its calls in one step.
     """
-    schedule = Schedule(section.learning_rate, steps, section.warmup_steps, section.schedule, updates)
+    schedule = make_schedule(section, steps, updates)
     betas = {'beta_1': section.beta_1, 'beta_2': section.beta_2, 'epsilon': 1e-6}
     if section.name == 'adamw':
         optimizer = AdamW(schedule, weight_decay=section.weight_decay, **betas)

@@ -97,7 +97,9 @@ BASE = {
     'eval': {
         'every': Setting(500, 'steps between evaluations; one always comes at the end; 0 is only that one', minimum=0),
         'at_start': Setting(False, 'whether to evaluate before the first step too'),
-        'steps': Setting(-1, 'global batches in one evaluation; -1 is every record once', minimum=-1),
+        'steps': Setting(
+            -1, 'global batches in one evaluation, a sample of the records; -1 is every record once', minimum=-1
+        ),
     },
     'checkpoint': {
         'every': Setting(500, 'steps between checkpoints; one always comes at the end', minimum=1),

@@ -1,8 +1,9 @@
 """The replica step that strategy.run runs, and Orbit's trainer around it."""
 
+import contextlib
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import keras
 import orbit
@@ -80,7 +81,8 @@ class Trainer(orbit.StandardTrainer):
         """One step, in cross-replica context, traced once."""
         keep_if = snapshot(self.strategy, self._changing()) if self._nonfinite.skip else None
         batches = [self._next_batch(iterator) for _ in range(self._training.batches_per_step)]
-        results = self.strategy.run(self._replica_step, args=(batches, self.step))
+        with self._summaries_of(self.step + 1):
+            results = self.strategy.run(self._replica_step, args=(batches, self.step))
         # Reduced already: every replica has the same.
         results = {name: self.strategy.experimental_local_results(value)[0] for name, value in results.items()}
         finite = self._nonfinite.guard(results.pop('each_finite'), self.step, keep_if)
@@ -92,6 +94,19 @@ class Trainer(orbit.StandardTrainer):
             self._means[name].assign_add(value)
         with tf.control_dependencies([finite]):
             self.step.assign_add(1)
+
+    @contextlib.contextmanager
+    def _summaries_of(self, number: tf.Tensor) -> Iterator[None]:
+        """What an experiment writes with tf.summary inside the `with` is of step `number`, 1 for the first, as reports
+        are, and written when these are: so what comes again after a kill is known by its number.
+        """
+        before = tf.summary.experimental.get_step()
+        tf.summary.experimental.set_step(number)
+        try:
+            with tf.summary.record_if(number % self._report_every == 0):
+                yield
+        finally:
+            tf.summary.experimental.set_step(before)
 
     def _next_batch(self, iterator):
         """The next batch of every replica, and how long it took to come."""

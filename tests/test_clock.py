@@ -57,6 +57,35 @@ def test_what_was_done_after_the_last_checkpoint_is_lost_when_the_process_was_ki
     }  # fmt: skip
 
 
+def test_the_file_is_written_every_few_seconds_and_whenever_it_must_be(now, tmp_path):
+    clock, path = Clock(), tmp_path / 'time.json'
+
+    def written():
+        return sum(json.loads(path.read_text())['seconds'].values())
+
+    clock.go_on(path)
+    assert written() == 5
+    for expected in (5, 5, 5, 5, 10, 10):
+        now += 1
+        clock.write_now_and_then()
+        assert written() == expected
+    clock.write()
+    assert written() == 11
+    now += 1
+    clock.saved()
+    assert written() == 12
+
+
+def test_a_run_of_short_inner_loops_does_not_write_the_file_after_each(tmp_path, monkeypatch):
+    """But at its start, before the one checkpoint and after it, and at the end."""
+    times = []
+    monkeypatch.setattr('ctl.runtime.clock.replace_text', lambda path, text: times.append(json.loads(text)))
+    monkeypatch.setattr('ctl.runtime.clock.WRITE_SECONDS', 3600.0)
+    words = [*write_shallow(tmp_path), *overrides(train__steps=8, eval__every=0, train__steps_per_loop=1)]
+    assert door(*words, f'--workdir={tmp_path / "run"}') == 0
+    assert len(times) == 4
+
+
 def test_the_line_has_the_whole_and_the_shares():
     seconds = {**dict.fromkeys(KINDS, 0.0), 'step': 75.0, 'start-up': 25.0}
     assert as_text(seconds).startswith('100 s: start-up 25%, restore 0%, input wait 0%, step 75%, ')

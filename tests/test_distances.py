@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from ctl.data import shards
 from ctl.gan import distances
 from tests import image_records
 from tests.runs import Workdir, door, overrides
@@ -45,7 +46,7 @@ def test_sums_over_any_slices_are_those_of_the_whole_and_padding_counts_nothing(
     total = None
     for part in np.array_split(order, slices):
         batch = {
-            'record': tf.constant(np.concatenate([part, np.zeros(padding, np.int64)])),
+            'evaluation_place': tf.constant(np.concatenate([part, np.zeros(padding, np.int64)])),
             'example_weight': tf.constant([1.0] * len(part) + [0.0] * padding),
         }
         padded = np.concatenate([features[part], rng.normal(size=(padding, 3))])
@@ -56,6 +57,26 @@ def test_sums_over_any_slices_are_those_of_the_whole_and_padding_counts_nothing(
     np.testing.assert_allclose(mean, features.mean(0), atol=1e-12)
     np.testing.assert_allclose(covariance, np.cov(features.T), atol=1e-12)
     np.testing.assert_array_equal(total['rows'][:examples], features)
+
+
+def test_the_kernel_distance_compares_a_sample_of_all_files(tmp_path, monkeypatch):
+    """13 records of which 5 are compared: those with the first places in the order that the seed draws."""
+    monkeypatch.setattr(distances, 'KERNEL_RECORDS', 5)
+    seen = []
+
+    def note(features, batch):
+        rows = feature_sums(features, batch)
+        tf.numpy_function(
+            lambda *each: seen.append(each), [batch['record'], batch['example_weight'], rows['in_row']], []
+        )
+        return rows
+
+    feature_sums = distances.feature_sums
+    monkeypatch.setattr(distances, 'feature_sums', note)
+    flags = image_records.write_data(tmp_path, train__steps=1, train__global_batch_size=1)
+    assert door(*flags, f'--workdir={tmp_path / "run"}') == 0
+    compared = {int(record[0]) for record, weight, in_row in seen if weight[0] and in_row.any()}
+    assert compared == set(shards.permutation(13, 0)[:5].tolist()) != set(range(5))
 
 
 @pytest.mark.slow
@@ -81,7 +102,7 @@ def test_the_distance_of_images_is_that_of_their_features_in_one_piece():
     for part in np.array_split(np.arange(40), 3):
         batch = {
             'image': tf.constant(images[part]),
-            'record': tf.constant(part),
+            'evaluation_place': tf.constant(part),
             'example_weight': tf.ones([len(part)]),
         }
         more = {name: value.numpy() for name, value in tally.sums(batch).items()}

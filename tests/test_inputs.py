@@ -65,3 +65,19 @@ def test_other_evaluation_records_than_before_are_told_once(tmp_path):
     second = start(first, seed=5)
     assert len(said) == 1 and 'WARNING: data.eval=' in said[0] and first['data']['eval_digest'] in said[0]
     assert start(second, seed=5) == second and len(said) == 1
+
+
+def test_a_shorter_evaluation_takes_a_sample_of_all_files_that_is_the_same_on_any_replicas(tmp_path):
+    """3 files of 40 records each, which might hold a class each; a longer one takes those of the shorter too."""
+
+    def sample(steps, replicas=1, seed=0):
+        config = make_config(tmp_path)
+        config.data.eval = bert_records.write_files(tmp_path, [40, 40, 40], 'eval')
+        config.eval.steps, config.train.seed = steps, seed
+        return find_data(config, replicas, None, print).eval_order.tolist()
+
+    taken = sample(3)
+    assert len(set(taken)) == len(taken) == 24
+    assert min(np.bincount(np.array(taken) // 40, minlength=3)) >= 4
+    assert sample(3, replicas=4) == taken == sample(5)[:24] != sample(3, seed=1)
+    assert sorted(sample(-1)) == sorted(sample(1000)) == list(range(120))

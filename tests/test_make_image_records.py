@@ -4,7 +4,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from ctl.config import base_config
+from ctl.data import records
+from ctl.data.bad_records import BadRecords
 from ctl.data.index import find_files, load_index
+from ctl.experiment import Feature, unchanged
 from tests.runs import Workdir, door, overrides, printed_after, words_for_the_door
 from tools import make_image_records
 
@@ -95,25 +99,43 @@ def test_what_cannot_be_made_is_refused_in_one_line(tmp_path, capsys, make, word
     assert said in error and '\n' not in error
 
 
-def make_bad(folder, where):
-    """Records of made-up images, of which one is cut off."""
+def make_bad(folder, where, size=None):
+    """Records of made-up images, of which one is cut off, or of another size."""
     from tests import image_records
     from tools import record_files
 
     flags = image_records.write_data(folder, train=400)
     images = image_records.make_images(400)
-    images[where]['image'] = images[where]['image'][:40]
+    other = images[where]['image'][:40] if size is None else tf.io.encode_png(np.zeros(size, np.uint8)).numpy()
+    images[where]['image'] = other
     record_files.write(folder, 'train', 4, images)
     return flags
 
 
-def test_an_image_that_is_broken_deep_in_the_files_stops_the_run_and_is_named(tmp_path, capsys):
+@pytest.mark.parametrize(
+    'size, said', [(None, 'holds 40 bytes that are no PNG or JPEG'), ((9, 8, 1), 'is an image of 9x8 pixels')]
+)
+def test_an_image_that_is_broken_deep_in_the_files_stops_the_run_and_is_named(tmp_path, capsys, size, said):
     """Number 200 is record 50 of the first file, beyond what is looked at before the first step."""
-    flags = make_bad(tmp_path, 200)
+    flags = make_bad(tmp_path, 200, size)
     assert door(*flags, '--config.train.steps=60', f'--workdir={tmp_path / "run"}') == 2
-    error = capsys.readouterr().err.strip()
-    assert 'train-00000-of-00004.tfrecord: record 50: feature image holds 40 bytes that are no PNG or JPEG' in error
+    captured = capsys.readouterr()
+    error = captured.err.strip()
+    assert f'train-00000-of-00004.tfrecord: record 50: feature image {said}' in error
     assert '\n' not in error
+    assert captured.out.count('looking for it in all 400 records') == 1
+
+
+def test_an_error_that_is_not_of_the_records_images_looks_at_no_record(tmp_path, capsys):
+    """Though it were an image that a model decodes, and a record were wrong."""
+    make_bad(tmp_path, 200)
+    index = load_index(find_files(str(tmp_path / 'train*'), 'data.train'))
+    features = {'image': Feature((8, 8, 1), 'image')}
+    source = records.Source(index, features, {'image': 'image'}, unchanged, BadRecords(base_config().data, print))
+    fails = tf.function(lambda: tf.io.decode_image('none'))
+    with pytest.raises(tf.errors.InvalidArgumentError), records.explained(source):
+        fails()
+    assert capsys.readouterr().out == ''
 
 
 def test_an_image_that_is_broken_is_skipped_on_request_with_weight_0(tmp_path, capsys):

@@ -133,7 +133,8 @@ def test_evaluation_reads_each_record_once_and_pads_the_rest_with_weight_0(mixed
     replicas, per_replica = topology
     pipelines = replicas if per_replica else 1
     steps = pipeline.eval_steps(records, GLOBAL_BATCH, pipelines)
-    dataset_fn = pipeline.make_eval_dataset_fn(mixed_source, GLOBAL_BATCH, records, block_records=16)
+    order = shards.permutation(sum(COUNTS), 7)[:records]
+    dataset_fn = pipeline.make_eval_dataset_fn(mixed_source, GLOBAL_BATCH, order, block_records=16)
     strategy = make_strategy(replicas)
     read = []
     for batches in distributed_batches(strategy, dataset_fn, per_replica, steps):
@@ -144,7 +145,8 @@ def test_evaluation_reads_each_record_once_and_pads_the_rest_with_weight_0(mixed
                 assert batch['record'][row] == 0
                 assert (batch['input_ids'][row] == (batch['input_ids'][0] if counted.any() else 0)).all()
             read += batch['record'][counted].tolist()
-    assert sorted(read) == list(range(records))
+            assert (order[batch['evaluation_place'][counted]] == batch['record'][counted]).all()
+    assert sorted(read) == sorted(order)
     assert steps <= -(-records // GLOBAL_BATCH) + 1
 
 

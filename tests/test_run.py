@@ -6,6 +6,7 @@ import os
 import pty
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -22,6 +23,9 @@ from tests.runs import (
     door,
     door_until,
     overrides,
+    printed_after,
+    running,
+    wait_for_step,
     without_rates,
     write_shallow,
 )
@@ -225,17 +229,57 @@ def written_in(workdir, kind):
     """(step, tag) -> value of every scalar; none of them twice."""
     found = {}
     for path in (workdir / 'tensorboard' / kind).glob('events*'):
-        for event in tf.compat.v1.train.summary_iterator(str(path)):
+        for event in read_events(path):
             for value in event.summary.value:
                 assert (event.step, value.tag) not in found
                 found[event.step, value.tag] = float(tf.make_ndarray(value.tensor))
     return found
 
 
+def test_what_an_evaluation_that_is_not_done_has_written_to_tensorboard_goes(tmp_path):
+    """It comes again, at the step from which the run goes on; the report of that step does not."""
+    tensorboard = TensorBoard(tmp_path, ['pretraining'])
+    for kind in ('train', 'eval'):
+        tensorboard.scalars(kind, 4, {'loss': 1.0})
+    tensorboard.pictures(4, {'samples': np.zeros([8, 8, 1], np.uint8)})
+    for evaluated, left in ((True, {'train', 'eval', 'pictures'}), (False, {'train'})):
+        TensorBoard(tmp_path, ['pretraining']).drop_after(4, evaluated)
+        assert {path.parent.name for path in tmp_path.rglob('events*') if len(list(read_events(path))) > 1} == left
+
+
+def read_events(path):
+    return tf.compat.v1.train.summary_iterator(str(path))
+
+
+def test_tensorboard_has_the_numbers_of_metrics_jsonl_once_after_a_signal_and_a_kill(flags, tmp_path):
+    """Whatever the times of its files say."""
+    words = [*flags, *overrides(train__steps=200, checkpoint__every=50, eval__every=40), f'--workdir={tmp_path}']
+    with running(*words) as process:
+        assert wait_for_step(process, 3)
+        process.terminate()
+        process.communicate()
+    assert process.returncode == 75
+    check_tensorboard(Workdir(tmp_path))
+    with running(*words) as process:
+        assert wait_for_step(process, 60)
+        process.kill()
+        process.communicate()
+    assert process.returncode == -signal.SIGKILL
+    for path in tmp_path.rglob('events*'):
+        os.utime(path, (1, 1))
+    assert door(*words) == 0
+    assert [line['step'] for line in Workdir(tmp_path).lines('train')] == list(range(1, 201))
+    check_tensorboard(Workdir(tmp_path))
+
+
 def test_tensorboard_has_the_numbers_of_metrics_jsonl(unbroken):
+    check_tensorboard(unbroken)
+
+
+def check_tensorboard(run):
     for split in ('train', 'eval'):
-        written = written_in(unbroken.path, split)
-        for line in unbroken.lines(split):
+        written = written_in(run.path, split)
+        for line in run.lines(split):
             for name in set(line) - {'step', 'kind'}:
                 assert written.pop((line['step'], tag_of(name, ['pretraining']))) == pytest.approx(line[name], rel=1e-6)
         assert written == {}  # and nothing else
@@ -268,7 +312,21 @@ def test_a_mirrored_strategy_of_one_replica_is_the_one_device_strategy(flags, tm
 
 def test_an_evaluation_can_be_cut_to_some_global_batches(flags, tmp_path, capsys):
     assert door(*flags, *overrides(train__steps=1, eval__steps=1), f'--workdir={tmp_path}', '--dry_run') == 0
-    assert '2 files, the first 8 of 13 records' in capsys.readouterr().out
+    assert '2 files, a sample of 8, drawn by train.seed, of 13 records' in capsys.readouterr().out
+
+
+def test_the_plan_says_how_other_steps_change_the_learning_rate(flags, copied, capsys):
+    """It had come to 0; the next start is told nothing, for it has the steps of the one before."""
+    assert door(*flags, *SHORT, f'--workdir={copied}', '--dry_run') == 0
+    assert 'learning rate  ' not in capsys.readouterr().out
+    words = [*flags, *SHORT, '--config.train.steps=6', f'--workdir={copied}']
+    assert door(*words) == 0
+    row = printed_after('learning rate  ', capsys.readouterr().out).strip()
+    told = re.fullmatch(r'(\S+) in the next step, and not 0: linear to step 6, which was 3', row)
+    (line,) = [line for line in Workdir(copied).lines('train') if line['step'] == 4]
+    assert float(told[1]) == pytest.approx(line['learning_rate'], rel=1e-3) and line['learning_rate'] > 0
+    assert door(*words, '--dry_run') == 0
+    assert 'learning rate  ' not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize('replicas', [1, 4])

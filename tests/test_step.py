@@ -251,15 +251,44 @@ def test_a_loss_that_is_not_finite_stops_the_run_with_exit_3_and_saves_nothing_a
 
 
 def test_a_summary_in_the_step_is_written_once_a_step(tmp_path):  # C51
+    """When a report is due, and with its number."""
+    flags = line_flags(tmp_path, summary="tf.summary.scalar('in_step', each[0])")
+    words = overrides(train__steps=6, devices__replicas=2, log__every=2)
+    assert door(*flags, *words, f'--workdir={tmp_path / "run"}') == 0
+    assert summaries_in_steps(tmp_path / 'run') == [2, 4, 6]
+
+
+def test_a_summary_in_the_step_is_there_once_after_a_kill_between_checkpoints(tmp_path, monkeypatch):
+    from ctl.runtime import actions
+
+    class Killed(Exception):
+        pass
+
+    def stop_at_5(self, output):
+        report(self, output)
+        if int(self._step.numpy()) == 5:
+            raise Killed
+
+    report = actions.Reporter.__call__
+    words = line_flags(tmp_path, summary="tf.summary.scalar('in_step', each[0])")
+    words += [*overrides(train__steps=6, checkpoint__every=3), f'--workdir={tmp_path / "run"}']
+    monkeypatch.setattr(actions.Reporter, '__call__', stop_at_5)
+    with pytest.raises(Killed):
+        door(*words)
+    monkeypatch.undo()
+    assert door(*words) == 0
+    assert summaries_in_steps(tmp_path / 'run') == [1, 2, 3, 4, 5, 6]
+
+
+def summaries_in_steps(workdir):
+    """The steps of what the experiment wrote, in order."""
     import tensorflow as tf
 
-    flags = line_flags(tmp_path, summary="tf.summary.scalar('in_step', each[0])")
-    assert door(*flags, *overrides(train__steps=6, devices__replicas=2), f'--workdir={tmp_path / "run"}') == 0
     written = []
-    for path in (tmp_path / 'run' / 'tensorboard' / 'train').glob('events*'):
+    for path in (workdir / 'tensorboard' / 'train').glob('events*'):
         for event in tf.compat.v1.train.summary_iterator(str(path)):
             written += [event.step for value in event.summary.value if value.tag == 'in_step']
-    assert written == list(range(6))
+    return sorted(written)
 
 
 def test_microbatches_do_not_run_the_model_a_second_time_for_the_weights():

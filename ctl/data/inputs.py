@@ -5,6 +5,7 @@ import types
 from collections.abc import Callable, Sequence
 
 import ml_collections
+import numpy as np
 import rich.console
 
 from ctl import config as config_lib
@@ -23,7 +24,7 @@ class Data:
     Attributes:
       train: the training records.
       evaluation: the evaluation records.
-      eval_records: how many of these one evaluation takes.
+      eval_order: the numbers of those that every evaluation takes, in a seeded order, int64 [records].
       layout: the shards and their orders.
       why: why these shards, and by how much they differ, in words.
       pipelines: input pipelines.
@@ -34,13 +35,18 @@ class Data:
 
     train: Index
     evaluation: Index
-    eval_records: int
+    eval_order: np.ndarray
     layout: shards.Layout
     why: str
     pipelines: int
     default: DefaultData | None
     bad: BadRecords
     batch_names: tuple[str, ...] = ('',)
+
+    @property
+    def eval_records(self) -> int:
+        """How many records one evaluation takes."""
+        return len(self.eval_order)
 
     def for_batches(self, names: Sequence[str]) -> 'Data':
         """The same, where every step reads a global batch for each name."""
@@ -122,11 +128,12 @@ def find_data(
     )
     config.data.logical_shards, config.data.shard_by = logical_shards, shard_by
     layout = make_layout(train, config, logical_shards, shard_by)
-    eval_records = evaluation.records
+    # Neither a function of replicas nor of how many are taken: more steps take the same records, and others.
+    eval_order = shards.permutation(evaluation.records, config.train.seed)
     if config.eval.steps > 0:
-        eval_records = min(eval_records, config.eval.steps * config.train.global_batch_size)
+        eval_order = eval_order[: config.eval.steps * config.train.global_batch_size]
     pipelines = replicas if config.devices.input_pipelines == 'per_replica' else workers
-    return Data(train, evaluation, eval_records, layout, why, pipelines, default, bad)
+    return Data(train, evaluation, eval_order, layout, why, pipelines, default, bad)
 
 
 def make_layout(index: Index, config: ml_collections.ConfigDict, logical_shards: int, shard_by: str) -> shards.Layout:

@@ -50,15 +50,22 @@ def make_train_dataset_fn(source: Source, layout: shards.Layout, first_step: int
     return dataset_fn
 
 
-def make_eval_dataset_fn(source: Source, global_batch_size: int, records: int, block_records: int) -> Callable:
-    """The evaluation input: the first `records` records, each exactly once, in the order of the files.
+def make_eval_dataset_fn(source: Source, global_batch_size: int, order: np.ndarray, block_records: int) -> Callable:
+    """The evaluation input: the records with the numbers `order`, int64 [n], each exactly once.
 
-    They are read `block_records` at a time. Every replica gets `eval_steps(...)` batches: the last are padded with
-    copies of a record, or zeros, and `example_weight` 0.
+    They are read in the order of the files, some `block_records` at a time. Every replica gets `eval_steps(...)`
+    batches: the last are padded with copies of a record, or zeros, and `example_weight` 0.
 
     Returns:
-      dataset_fn(input_context) -> dataset of per-replica batches, as for training.
+      dataset_fn(input_context) -> dataset of per-replica batches, as for training, and with `evaluation_place`, int64
+      [B]: where each record is in `order`, 0 for padding.
     """
+    places, records = np.argsort(order), len(order)
+    numbers = order[places]
+
+    def with_places(batch: Batch) -> Batch:
+        found = tf.numpy_function(lambda record: places[np.searchsorted(numbers, record)], [batch['record']], tf.int64)
+        return {**batch, 'evaluation_place': tf.ensure_shape(found, batch['record'].shape)}
 
     def dataset_fn(input_context: tf.distribute.InputContext) -> tf.data.Dataset:
         batch_size = input_context.get_per_replica_batch_size(global_batch_size)
@@ -66,13 +73,15 @@ def make_eval_dataset_fn(source: Source, global_batch_size: int, records: int, b
         replicas = input_context.num_replicas_in_sync // pipelines
         batches = replicas * eval_steps(records, global_batch_size, pipelines)
         start, end = _pipeline_run(records, input_context.input_pipeline_id, pipelines)
-        unpadded = tf.data.Dataset.from_tensors(_empty_batch(source)).repeat()
+        nothing = {**_empty_batch(source), 'evaluation_place': tf.zeros([0], tf.int64)}
+        unpadded = tf.data.Dataset.from_tensors(nothing).repeat()
         if start < end:  # there may be fewer records than pipelines
-            runs = np.clip(np.stack([source.index.firsts[:-1], source.index.firsts[1:]], axis=1), start, end)
-            blocks = shards.cut_blocks(runs[runs[:, 0] < runs[:, 1]], block_records, source.index.breaks)
-            shard = shards.Shard(0, *blocks, blocks_per_window=1, seed=None)
+            runs = shards.runs_of(numbers[start:end], source.index.firsts)
+            starts, counts = shards.cut_blocks(runs, block_records, source.index.breaks)
+            together = block_records // int(counts.max())  # of a sample, blocks are small
+            shard = shards.Shard(0, starts, counts, together, seed=None)
             read = read_once(source.index, shard).rebatch(_parse_records(source.index))
-            unpadded = _parse(source, read, seed=0).rebatch(batch_size).concatenate(unpadded)
+            unpadded = _parse(source, read, seed=0).map(with_places).rebatch(batch_size).concatenate(unpadded)
         padded = unpadded.take(batches).map(lambda batch: _pad(batch, batch_size))
         return _finish(source, padded, training=False).apply(tf.data.experimental.assert_cardinality(batches))
 
@@ -217,7 +226,7 @@ def _check_ids(ids: tf.Tensor, below: int, names: tf.Tensor) -> tf.Tensor:
 
 
 def _pad(batch: Batch, batch_size: int) -> Batch:
-    """Adds rows up to `batch_size`, with `example_weight` and `record` 0.
+    """Adds rows up to `batch_size`, with `example_weight`, `record` and `evaluation_place` 0.
 
     They repeat the features of a sound record, for what is made of zeros may be infinite, or NaN; where there is no
     record at all, in the last batches of some replicas, they are zeros.
@@ -226,7 +235,7 @@ def _pad(batch: Batch, batch_size: int) -> Batch:
 
     def pad(name: str, value: tf.Tensor) -> tf.Tensor:
         row = tf.zeros([1, *value.shape[1:]], value.dtype)
-        if name not in ('record', 'example_weight'):
+        if name not in ('record', 'example_weight', 'evaluation_place'):
             row = tf.concat([value, row], 0)[:1]
         return tf.ensure_shape(tf.concat([value, tf.repeat(row, missing, 0)], 0), [batch_size, *value.shape[1:]])
 

@@ -9,11 +9,14 @@ import numpy as np
 import tensorflow as tf
 
 from ctl.data.bad_records import BadRecords
-from ctl.data.index import Index, load_index
+from ctl.data.index import Index, common_folder, load_index
 from ctl.errors import UserError
 from ctl.experiment import Experiment, Feature
 
 MOST_FILES, RECORDS_PER_FILE = 64, 32
+
+# The operations that decode records' images: TensorFlow's errors have the name of the operation that failed.
+DECODING = 'ctl_decodes_a_record'
 
 _KINDS = {'int64_list': 'integers', 'float_list': 'floats', 'bytes_list': 'bytes'}
 _KIND_OF_DTYPE = {
@@ -127,7 +130,8 @@ def check_record(
 
 def decode_image(encoded: tf.Tensor, shape: tuple[int, ...]) -> tf.Tensor:
     """A PNG or JPEG, string scalar -> uint8 `shape`; fails when it is neither, or of another size."""
-    return tf.ensure_shape(tf.io.decode_image(encoded, channels=shape[-1], expand_animations=False), shape)
+    with tf.name_scope(DECODING):
+        return tf.ensure_shape(tf.io.decode_image(encoded, channels=shape[-1], expand_animations=False), shape)
 
 
 def _check_image(where: str, feature: Feature, encoded: bytes) -> None:
@@ -172,11 +176,12 @@ def make_blank(source: Source) -> bytes:
 
 
 @contextlib.contextmanager
-def explained(*sources: Source) -> Iterator[None]:
+def explained(*sources: Source, say: Callable[[str], None] = print) -> Iterator[None]:
     """Around the reading of `sources`: turns an error of the input pipeline into what the user can act on.
 
     A wrong record: the pipeline gives every record its number as a name; TensorFlow's parser and the pipeline's own
-    check of ids put it into their messages. An error that names no record, or one that is sound, stays what it is.
+    check of ids put it into their messages. What decodes images names no record: then all are looked at, and `say` is
+    told so first. An error that names neither, or a record that is sound, stays what it is.
 
     Raises:
       UserError: when files have changed, a record is wrong, or one has been damaged since its file was indexed.
@@ -188,18 +193,19 @@ def explained(*sources: Source) -> Iterator[None]:
         for source in sources:
             source.bad.check()
             source.index.check_unchanged(range(len(source.index.files)))
-            _explain_wrong(error, source)
+            _explain_wrong(error, source, say)
         if isinstance(error, tf.errors.DataLossError):
             for source in sources:
                 _explain_damage(source.index)
         raise
 
 
-def _explain_wrong(error: tf.errors.OpError, source: Source) -> None:
+def _explain_wrong(error: tf.errors.OpError, source: Source, say: Callable[[str], None]) -> None:
     named = list(map(int, re.findall(r'Name: (\d+)\b', error.message or '')))
-    images = any(feature.dtype == 'image' for feature in source.features.values())
-    if not named and images and isinstance(error, tf.errors.InvalidArgumentError):
-        named = range(source.index.records)  # what decodes images names none, so all are looked at
+    if not named and DECODING in (error.message or ''):
+        named = range(source.index.records)
+        folder = common_folder(source.index.files)
+        say(f'An image cannot be decoded: looking for it in all {len(named):,} records below {folder}')
     problem = ''
     for number in named:
         if not problem and number < source.index.records:

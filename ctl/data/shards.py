@@ -251,6 +251,19 @@ class Layout:
         return fed
 
 
+def runs_of(numbers: np.ndarray, firsts: np.ndarray) -> np.ndarray:
+    """Neighbouring records of one file together: [start, end) runs, int64 [runs, 2].
+
+    Args:
+      numbers: of the records, in order, int64 [n].
+      firsts: the number of the first record of each file, int64 [files or more].
+    """
+    files = np.searchsorted(firsts, numbers, side='right')
+    begins = np.flatnonzero((np.diff(numbers, prepend=-2) != 1) | (np.diff(files, prepend=-1) != 0))
+    last = np.append(begins[1:], len(numbers)) - 1
+    return np.stack([numbers[begins], numbers[last] + 1], axis=1)
+
+
 def cut_blocks(runs: np.ndarray, block_records: int, breaks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Cuts [start, end) runs, int64 [runs, 2], at `breaks` and then into blocks.
 

@@ -1,8 +1,8 @@
 """How far made images are from real ones: the Frechet distance and the kernel distance between their features.
 
 They are the formulas of FID and KID, over whatever features they are given: figures over different ones do not compare.
-The Frechet distance counts every example of the evaluation once; the kernel distance, the first KERNEL_RECORDS. The
-sums are in float64, so replicas change nothing but their rounding.
+The Frechet distance counts every example of the evaluation once; the kernel distance, a sample of KERNEL_RECORDS,
+the same every time. The sums are in float64, so replicas change nothing but their rounding.
 """
 
 from collections.abc import Callable, Mapping
@@ -12,7 +12,8 @@ import tensorflow as tf
 
 from ctl.experiment import Tally
 
-# The kernel distance compares all pairs of this many records, the first ones of the evaluation.
+# The kernel distance compares all pairs of this many records, the first ones of the evaluation's seeded order: in that
+# of the files they might be of one class.
 KERNEL_RECORDS = 1000
 
 Sums = Mapping[str, np.ndarray]
@@ -39,12 +40,14 @@ def make_tally(extract: Callable[[tf.Tensor], tf.Tensor], make: Callable[[dict],
 def feature_sums(features_BxF: tf.Tensor, batch: dict) -> dict[str, tf.Tensor]:
     """Of the examples with a weight: their `count`, the `sum` [F] and `outer` products [F, F] of their features.
 
-    And the features of the first records, each in its own row: `rows` [KERNEL_RECORDS, F], 1 in `in_row` where one is.
+    And the features of the records with the first places in the evaluation's seeded order, each in its own row: `rows`
+    [KERNEL_RECORDS, F], 1 in `in_row` where one is.
     """
     counts_B = tf.cast(batch['example_weight'] > 0, tf.float64)
     features_BxF = tf.where(counts_B[:, None] > 0, features_BxF, 0)
-    first_B = counts_B * tf.cast(batch['record'] < KERNEL_RECORDS, tf.float64)
-    places_Bx1 = tf.minimum(batch['record'], KERNEL_RECORDS - 1)[:, None]
+    places_B = batch['evaluation_place']
+    first_B = counts_B * tf.cast(places_B < KERNEL_RECORDS, tf.float64)
+    places_Bx1 = tf.minimum(places_B, KERNEL_RECORDS - 1)[:, None]
     width = features_BxF.shape[1]
     return {
         'count': tf.reduce_sum(counts_B),

@@ -79,18 +79,19 @@ class Numbers:
 
     def write(self, kind: str, step: int, values: Mapping[str, float]) -> None:
         """Writes those of one step, of kind 'train' or 'eval'."""
-        self.metrics.append(step=step, kind=kind, **values)
+        # The line last: with it, the evaluation of a step is done, and does not come again.
         self.tensorboard.scalars(kind, step, values)
+        self.metrics.append(step=step, kind=kind, **values)
 
     def sync(self) -> None:
         """Before a checkpoint: it says that the numbers of its step, and before, are written."""
         self.metrics.sync()
         self.tensorboard.flush()
 
-    def drop_after(self, step: int, written: float) -> None:
-        """Drops what a killed run wrote after `step`, its last checkpoint, `written` when: those steps come again."""
+    def drop_after(self, step: int) -> None:
+        """Drops what a killed run wrote after `step`, its last checkpoint: those steps come again."""
         self.metrics.drop_after(step)
-        self.tensorboard.drop_after(step, written)
+        self.tensorboard.drop_after(step, evaluated=self.metrics.has(step, 'eval'))
 
 
 class Reporter:
@@ -206,7 +207,7 @@ class TimeAccount:
             self._first = False
         else:
             self._clock.move(waited, 'step', 'input wait')
-        self._clock.write()
+        self._clock.write_now_and_then()
 
 
 class Evaluation:
@@ -296,6 +297,7 @@ class Saver:
         asked = self._agreement.asked_to_end
         ends = asked or self._evaluation.failure
         if ends or self._calendar.due(self._calendar.save, int(self._step.numpy())):
+            self._clock.write()  # a kill in the middle of the save leaves what was done before it
             with self._clock.during('save'):
                 self._numbers.sync()
                 self._checkpoints.save()

@@ -49,11 +49,6 @@ class Checkpoints:
         """The path of the newest checkpoint, or None."""
         return newest_in(self._folder)
 
-    def written(self, step: int) -> float:
-        """When the checkpoint of `step` was written, in seconds since the epoch; 0 where there is none."""
-        index = self._folder / f'ckpt-{step}.index'
-        return index.stat().st_mtime if index.exists() else 0.0
-
     @property
     def bytes_needed(self) -> int:
         """What the checkpoints that stay, and one more while it is written, take on the disk."""

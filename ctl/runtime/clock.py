@@ -11,13 +11,15 @@ from ctl.files import replace_text
 
 KINDS = ('start-up', 'restore', 'input wait', 'step', 'eval', 'save', 'lost')
 _WORK = ('input wait', 'step', 'eval', 'save')
+# Between two writings of an inner loop's time, at least: what a kill may leave uncounted.
+WRITE_SECONDS = 5.0
 
 
 class Clock:
     """Counts the seconds of each of KINDS, from the beginning of the process, after those of earlier starts.
 
     `lost` is what was done after the last checkpoint before a kill: it is done again. Only what is written can be known
-    of a process that was killed: `write` is called after every inner loop.
+    of a process that was killed: that is at most some seconds and an inner loop old.
     """
 
     def __init__(self):
@@ -25,6 +27,7 @@ class Clock:
         self._kind, self._since = 'start-up', time.monotonic() - _age_of_process()
         self._saved: dict[str, float] | None = None
         self._path: pathlib.Path | None = None
+        self._written = 0.0  # when, on the monotonic clock
 
     @property
     def seconds(self) -> dict[str, float]:
@@ -74,6 +77,11 @@ class Clock:
         self._saved = self.seconds
         self._write(self._saved)
 
+    def write_now_and_then(self) -> None:
+        """Writes what is known so far, unless that was done in the last WRITE_SECONDS."""
+        if time.monotonic() - self._written >= WRITE_SECONDS:
+            self.write()
+
     def write(self) -> None:
         """Writes what is known so far."""
         self._write(self.seconds)
@@ -82,6 +90,7 @@ class Clock:
         if self._path:
             times = {'seconds': seconds, 'at_the_last_checkpoint': self._saved}
             replace_text(self._path, json.dumps(times) + '\n')
+            self._written = time.monotonic()
 
 
 def as_text(seconds: Mapping[str, float]) -> str:

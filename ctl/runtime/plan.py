@@ -18,7 +18,7 @@ from ctl.data import choices
 from ctl.data.index import Index, common_folder
 from ctl.data.inputs import Data
 from ctl.experiment import Experiment
-from ctl.optimizers import decays
+from ctl.optimizers import decays, make_schedule
 from ctl.runtime.checkpoints import Checkpoints
 from ctl.runtime.cluster import ALONE, Cluster
 
@@ -88,7 +88,11 @@ def data_rows(config: ml_collections.ConfigDict, data: Data) -> dict[str, str]:
         rows['read again'] = read_again_text(data)
     epoch = index.records / layout.global_batch_size / layout.batches_per_step
     rows['epoch'] = f'{epoch:,.1f} steps; {config.train.steps:,} steps are {config.train.steps / epoch:.2f} epochs'
-    part = '' if data.eval_records == data.evaluation.records else f'the first {data.eval_records:,} of '
+    part = (
+        ''
+        if data.eval_records == data.evaluation.records
+        else f'a sample of {data.eval_records:,}, drawn by train.seed, of '
+    )
     rows['eval files'] = (
         f'{len(data.evaluation.files)} files, {part}{data.evaluation.records:,} records: {_short(config.data.eval)}'
     )
@@ -154,6 +158,28 @@ def model_rows(experiment: Experiment, train: ml_collections.ConfigDict) -> dict
             rows[f'{label} decay'] = (
                 f'{section.weight_decay:g} on {len(decaying)} matrices ({weights:,} weights); '
                 f'none on {len(vectors)} vectors ({", ".join(sorted(set(vectors)))})'
+            )
+    return rows
+
+
+def schedule_rows(experiment: Experiment, stored: dict | None, step: int, steps: int) -> dict[str, str]:
+    """How the learning rate at `step` is another than it would have been, for schedules end at `train.steps`.
+
+    Args:
+      experiment: with the settings of its optimizers.
+      stored: config.json of the start before; None where there was none.
+      step: from which the run goes on.
+      steps: in the whole run.
+    """
+    rows, before = {}, (stored or {}).get('train', {}).get('steps', steps)
+    for objective in experiment.objectives if step else ():
+        section, call = objective.optimizer, step * objective.updates
+        was, now = (float(make_schedule(section, last, objective.updates)(call)) for last in (before, steps))
+        if not np.isclose(was, now, rtol=1e-6, atol=0):
+            label = 'learning rate' if len(experiment.objectives) == 1 else f'{objective.name} rate'
+            rows[label] = (
+                f'{now:.4g} in the next step, and not {was:.4g}: '
+                f'{section.schedule} to step {steps:,}, which was {before:,}'
             )
     return rows
 

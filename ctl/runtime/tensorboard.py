@@ -1,6 +1,7 @@
 """What TensorBoard shows of a run: the numbers of metrics.jsonl, in a few groups, and the experiment's pictures."""
 
 import pathlib
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
@@ -47,16 +48,25 @@ class TensorBoard(orbit.utils.SummaryManagerInterface):
         self._folder, self._objectives, self._writes = workdir / 'tensorboard', tuple(objectives), writes
         self._writers: dict[str, tf.summary.SummaryWriter] = {}
 
-    def drop_after(self, step: int, written: float = 0.0) -> None:
+    def drop_after(self, step: int, evaluated: bool = True) -> None:
         """Drops what a killed run wrote after `step`, its last checkpoint: those steps come again.
 
-        Only in files that have changed since that checkpoint was `written`, in seconds since the epoch.
+        Every file is read: its time says little, for a workdir may have been copied.
+
+        Args:
+          step: from which the run goes on.
+          evaluated: whether the evaluation of `step` is done; else what it wrote comes again too.
         """
-        for path in sorted(self._folder.glob('*/events.out.tfevents.*')) if self._writes else ():
-            if path.stat().st_mtime < written or all(stays for _, stays in _read(path, step)):
+        if not self._writes:
+            return
+        for half in self._folder.glob('*/.events.out.tfevents.*'):  # TensorBoard would show it as a run
+            shutil.rmtree(half)
+        for path in sorted(self._folder.glob('*/events.out.tfevents.*')):
+            last = step if evaluated or path.parent.name == 'train' else step - 1
+            if all(stays for _, stays in _read(path, last)):
                 continue
             with appears_whole(path) as scratch, tf.io.TFRecordWriter(str(scratch)) as writer:
-                for record, stays in _read(path, step):
+                for record, stays in _read(path, last):
                     if stays:
                         writer.write(record)
 
@@ -94,7 +104,13 @@ class TensorBoard(orbit.utils.SummaryManagerInterface):
             writer.flush()
 
 
-def _read(path: pathlib.Path, step: int) -> Iterator[tuple[bytes, bool]]:
-    """Every event of a file, up to where a kill cut it off, and whether it is of `step` or before."""
-    for record in tf.data.TFRecordDataset(str(path)).ignore_errors().as_numpy_iterator():
-        yield record, tf.compat.v1.Event.FromString(record).step <= step
+def _read(path: pathlib.Path, last: int) -> Iterator[tuple[bytes, bool]]:
+    """Every event of a file, up to where a kill cut it off, and whether it is of step `last` or before.
+
+    So is the first, which says what kind of file it is.
+    """
+    # Many at a time: a long run has a million.
+    for records in tf.data.TFRecordDataset(str(path)).ignore_errors().batch(1024).as_numpy_iterator():
+        for record in records:
+            event = tf.compat.v1.Event.FromString(record)
+            yield record, event.step <= last or event.HasField('file_version')
