@@ -20,6 +20,7 @@ from ctl.optimizers import make_optimizer
 from ctl.runtime import actions, cluster, devices, lock, plan, reporting
 from ctl.runtime import workdir as workdir_lib
 from ctl.runtime.actions import Calendar, Numbers
+from ctl.runtime.agreement import Agreement
 from ctl.runtime.checkpoints import BestCheckpoint, Checkpoints, find_checkpoint
 from ctl.runtime.clock import as_text
 from ctl.runtime.pictures import Pictures
@@ -86,7 +87,8 @@ def _run(session: Session) -> None:
     if not asked.dry_run and (at_end or step > config.train.steps):
         say(f'Already at step {step} of {config.train.steps}. A larger --config.train.steps goes on from here.')
         return
-    evaluator = _make_evaluator(session, parts)
+    agreement = Agreement(session.strategy, session.workers, session.stop, parts.trainer)
+    evaluator = _make_evaluator(session, parts, agreement)
     if asked.dry_run:
         say(plan.feed_text(parts.data, step, session.replicas))
         say('Dry run: the run could start. Nothing was trained, and nothing written to the workdir.')
@@ -96,7 +98,7 @@ def _run(session: Session) -> None:
     _open_workdir(session, parts, numbers, step)
     _feed(session, parts, step)
     with _stops_explained(session, parts), records.explained(parts.source, parts.eval_source):
-        newest = _train(session, parts, evaluator, numbers)
+        newest = _train(session, parts, agreement, evaluator, numbers)
     _print_summary(session, parts, metrics, newest)
 
 
@@ -190,7 +192,7 @@ def _restore(session: Session, checkpoints: Checkpoints) -> tuple[int, str | Non
         return step, path
 
 
-def _make_evaluator(session: Session, parts: _Parts) -> Evaluator:
+def _make_evaluator(session: Session, parts: _Parts, agreement: Agreement) -> Evaluator:
     """The evaluator with its input, traced: what is wrong with it is not to be found when hours of steps are done.
 
     Raises:
@@ -201,7 +203,7 @@ def _make_evaluator(session: Session, parts: _Parts) -> Evaluator:
         parts.eval_source, config.train.global_batch_size, data.eval_records, data.layout.window_records
     )
     dataset = pipeline.distribute(session.strategy, eval_fn, session.alone and data.pipelines > 1)
-    evaluator = Evaluator(session.strategy, parts.experiment, dataset, session.check)
+    evaluator = Evaluator(session.strategy, parts.experiment, dataset, agreement.check_batch)
     names, best = evaluator.trace(), config.checkpoint.best_metric
     if best and best not in names:
         raise UserError(f'checkpoint.best_metric={best}: {config_lib.nearest(best, names)}')
@@ -248,14 +250,15 @@ def _stops_explained(session: Session, parts: _Parts) -> Iterator[None]:
         raise Interrupted(f'{interruption}: {saved}. Go on with: {session.asked.command}') from None
 
 
-def _train(session: Session, parts: _Parts, evaluator: Evaluator, numbers: Numbers) -> dict[str, float]:
+def _train(
+    session: Session, parts: _Parts, agreement: Agreement, evaluator: Evaluator, numbers: Numbers
+) -> dict[str, float]:
     """Orbit's outer loop, from the trainer's step to the last, and what happens between steps; the last evaluation."""
     config, clock, data = session.asked.config, session.clock, parts.data
     trainer, checkpoints, calendar = parts.trainer, parts.checkpoints, Calendar.of(config)
     step, batch_size, first = trainer.step, config.train.global_batch_size, int(trainer.step.numpy())
     draw = parts.experiment.pictures if session.workers.chief else None
     with reporting.Progress(session.console, config.train.steps, first) as progress, parts.watch.watching():
-        agreement = actions.Agreement(session.strategy, session.workers, session.stop, trainer)
         evaluation = actions.Evaluation(
             evaluator,
             pipeline.eval_steps(data.eval_records, batch_size, data.pipelines),
@@ -293,7 +296,7 @@ def _train(session: Session, parts: _Parts, evaluator: Evaluator, numbers: Numbe
         if session.as_the_chief_says(due and not numbers.metrics.has(first, 'eval')):
             evaluation.now()
             evaluation.check()
-            session.check()  # it may have been interrupted again
+            agreement.check()  # it may have been interrupted again
         controller.train(config.train.steps)
         with clock.during('save'):
             checkpoints.finish()

@@ -47,8 +47,10 @@ def make_train_dataset_fn(source: Source, layout: shards.Layout, first_step: int
 def make_eval_dataset_fn(source: Source, global_batch_size: int, records: int, block_records: int) -> Callable:
     """The evaluation input: the first `records` records, each exactly once, in the order of the files.
 
-    They are read `block_records` at a time. Every replica gets `eval_steps(...)` batches: the last are padded with
-    copies of a record, or zeros, and `example_weight` 0.
+    They are read `block_records` at a time. An evaluation takes `eval_steps(...)` batches for every replica: the last
+    are padded with copies of a record, or zeros, and `example_weight` 0. More of those follow without an end: where an
+    input has one, TensorFlow lets workers agree before every batch whether it has come, and one that cannot read leaves
+    the others waiting there.
 
     Returns:
       dataset_fn(input_context) -> dataset of per-replica batches, as for training.
@@ -56,10 +58,7 @@ def make_eval_dataset_fn(source: Source, global_batch_size: int, records: int, b
 
     def dataset_fn(input_context: tf.distribute.InputContext) -> tf.data.Dataset:
         batch_size = input_context.get_per_replica_batch_size(global_batch_size)
-        pipelines = input_context.num_input_pipelines
-        replicas = input_context.num_replicas_in_sync // pipelines
-        batches = replicas * eval_steps(records, global_batch_size, pipelines)
-        start, end = _pipeline_run(records, input_context.input_pipeline_id, pipelines)
+        start, end = _pipeline_run(records, input_context.input_pipeline_id, input_context.num_input_pipelines)
         unpadded = tf.data.Dataset.from_tensors(_empty_batch(source)).repeat()
         if start < end:  # there may be fewer records than pipelines
             runs = np.clip(np.stack([source.index.firsts[:-1], source.index.firsts[1:]], axis=1), start, end)
@@ -67,8 +66,8 @@ def make_eval_dataset_fn(source: Source, global_batch_size: int, records: int, b
             shard = shards.Shard(0, *blocks, blocks_per_window=1, seed=None)
             read = read_once(source.index, shard).rebatch(_parse_records(source.index))
             unpadded = _parse(source, read).rebatch(batch_size).concatenate(unpadded)
-        padded = unpadded.take(batches).map(lambda batch: _pad(batch, batch_size))
-        return _finish(source, padded).apply(tf.data.experimental.assert_cardinality(batches))
+        padded = unpadded.map(lambda batch: _pad(batch, batch_size))
+        return _finish(source, padded).apply(tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY))
 
     return dataset_fn
 
