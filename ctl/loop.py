@@ -173,6 +173,7 @@ def _make_parts(session: Session, found: Data) -> _Parts:
         config.checkpoint.keep,
         in_background=config.checkpoint.async_save,
         writes=session.workers.chief,
+        keeps_best=bool(config.checkpoint.best_metric),
     )
     source, eval_source = (records.make_source(each, experiment, data.bad) for each in (data.train, data.evaluation))
     return _Parts(experiment, trainer, watch, checkpoints, data, source, eval_source)
@@ -214,11 +215,14 @@ def _open_workdir(session: Session, parts: _Parts, numbers: Numbers, step: int) 
     """From here on the workdir is written to: what is left in it of steps after `step` goes."""
     asked, workers = session.asked, session.workers
     if workers.chief:
+        metric, mode = asked.config.checkpoint.best_metric, asked.config.checkpoint.best_mode
+        before = workdir_lib.read_config(asked.workdir) or {}  # there it is until the config of now is written
+        mode_before = before.get('checkpoint', {}).get('best_mode', mode)
+        parts.checkpoints.clean_best(step, metric, mode, mode_before, session.say)
         workdir_lib.write_config(asked.workdir, config_lib.to_json(asked.config))
         own_data = parts.data.default is not None
         workdir_lib.write_note(asked.workdir, workdir_lib.Note(asked.experiment or asked.name, own_data))
         parts.checkpoints.clean()
-        parts.checkpoints.clean_best(step, session.say)
         numbers.drop_after(step, parts.checkpoints.written(step))
         session.clock.go_on(asked.workdir / 'time.json')
     name = 'bad_records.jsonl' if workers.chief else f'bad_records-{workers.index}.jsonl'
@@ -268,7 +272,13 @@ def _train(
             step,
             clock,
             agreement,
-            BestCheckpoint(checkpoints, config.checkpoint.best_metric, config.checkpoint.best_mode, first),
+            BestCheckpoint(
+                checkpoints,
+                config.checkpoint.best_metric,
+                config.checkpoint.best_mode,
+                first,
+                session.as_the_chief_says,
+            ),
             Pictures(draw, session.asked.workdir / 'pictures', numbers.tensorboard),
         )
         controller = orbit.Controller(
