@@ -1,5 +1,6 @@
 """Which devices are refused, on a machine that says it has GPUs, and how they compute."""
 
+import contextlib
 import json
 import subprocess
 import sys
@@ -29,6 +30,45 @@ def test_more_replicas_than_gpus_are_refused(two_gpus):  # C34
 def test_one_device_is_refused_where_every_gpu_is_taken(two_gpus):
     with pytest.raises(UserError, match='devices.strategy=one has 1 replica, not devices.replicas=2'):
         devices.make_strategy(base_config(devices=dict(strategy='one')).devices)
+
+
+@pytest.mark.parametrize('settings, used', [
+    (dict(strategy='one', replicas=1), 1), (dict(replicas=3), 3), (dict(replicas=1), 1), (dict(), 8),
+])  # fmt: skip
+def test_of_eight_gpus_those_that_hold_no_replica_are_hidden_before_any_is_touched(monkeypatch, settings, used):
+    """TensorFlow's own functions say what they were asked, in order; what makes a strategy touches the GPUs."""
+    gpus, visible, touched = [f'GPU {i}' for i in range(8)], [f'GPU {i}' for i in range(8)], []
+
+    def show(devices, kind):
+        assert not touched and kind == 'GPU'
+        visible[:] = devices
+
+    def touch(names, **how):
+        touched.append(
+            [visible[int(name.rpartition(':')[2])] for name in ([names] if isinstance(names, str) else names)]
+        )
+
+    monkeypatch.setattr(tf.config, 'list_physical_devices', lambda kind: gpus if kind == 'GPU' else ['CPU'])
+    monkeypatch.setattr(tf.config, 'get_visible_devices', lambda kind: visible)
+    monkeypatch.setattr(tf.config, 'set_visible_devices', show)
+    monkeypatch.setattr(tf.config.experimental, 'set_memory_growth', lambda gpu, grows: None)
+    monkeypatch.setattr(tf.distribute, 'OneDeviceStrategy', touch)
+    monkeypatch.setattr(tf.distribute, 'MirroredStrategy', touch)
+    devices.make_strategy(base_config(devices=settings).devices)
+    assert touched == [gpus[:used]] and visible == gpus[:used]
+
+
+@pytest.mark.parametrize('started_with, refused', [(2, False), (0, True)])
+def test_gpus_that_can_be_hidden_no_more_are_as_good_and_those_that_are_missing_are_refused(
+    monkeypatch, started_with, refused
+):
+    def too_late(gpus, kind):
+        raise RuntimeError('Visible devices cannot be modified after being initialized')
+
+    monkeypatch.setattr(tf.config, 'get_visible_devices', lambda kind: [f'GPU {i}' for i in range(started_with)])
+    monkeypatch.setattr(tf.config, 'set_visible_devices', too_late)
+    with pytest.raises(UserError, match='before the devices were made') if refused else contextlib.nullcontext():
+        devices._hide_all_but(['GPU 0'])
 
 
 @pytest.mark.parametrize('precision, short, compute', [

@@ -44,8 +44,8 @@ def make_strategy(
     cross_device = _cross_device_ops(devices.all_reduce, bool(gpus))
     for gpu in gpus:
         tf.config.experimental.set_memory_growth(gpu, True)
+    _hide_all_but(gpus[:replicas])
     if multi_worker:
-        tf.config.set_visible_devices(gpus[:replicas], 'GPU')
         return _multi_worker_strategy(devices, workers, len(gpus[:replicas]) or 1, say)
     if not gpus:
         _split_cpu(replicas)
@@ -115,6 +115,21 @@ def communication_options(devices: ml_collections.ConfigDict) -> tf.distribute.e
         bytes_per_pack=devices.bytes_per_pack,
         implementation=chosen.get(devices.all_reduce, implementations.AUTO),
     )
+
+
+def _hide_all_but(gpus: list[tf.config.PhysicalDevice]) -> None:
+    """Leaves the other GPUs alone: TensorFlow would make a context, of hundreds of MB, on every one that it sees."""
+    if set(gpus) == set(tf.config.get_visible_devices('GPU')):
+        return
+    try:
+        tf.config.set_visible_devices(gpus, 'GPU')
+    except RuntimeError:
+        # A tool has made a strategy of more before, or an experiment has touched them.
+        if not set(gpus) <= set(tf.config.get_visible_devices('GPU')):
+            raise UserError(
+                f'devices.replicas={len(gpus)}: TensorFlow has run something with fewer GPUs before the devices were '
+                'made. Move what the experiment does at import into make_experiment.'
+            ) from None
 
 
 def _split_cpu(replicas: int) -> None:
