@@ -14,21 +14,29 @@ from ctl.update import run_losses
 
 
 class Evaluator(orbit.StandardEvaluator):
-    """Evaluates every loss and metric of the objectives, and the tallies, over a finite dataset; changes nothing."""
+    """Evaluates every loss and metric of the objectives, and the tallies, over batches of a dataset; changes nothing.
+
+    A worker that cannot read its batch goes on with one of zeros, for the others wait for its part of their sums: until
+    all know of it.
+
+    Attributes:
+      unread: why this worker could not read a batch of the last evaluation; None where it could.
+    """
 
     def __init__(
         self,
         strategy: tf.distribute.Strategy,
         experiment: Experiment,
         dataset,
-        check: Callable[[], None] = lambda: None,
+        check: Callable[[Exception | None], None],
     ):
-        """`check` is called after every step, and may raise to end the evaluation."""
-        super().__init__(dataset)
+        """`check` is told `unread` after every batch, and raises to end the evaluation."""
+        # Orbit would make one function of reading a batch and computing with it, which fails whole.
+        super().__init__(dataset, orbit.StandardEvaluatorOptions(use_tf_function=False))
         self._strategy, self._experiment, self._check = strategy, experiment, check
+        self.unread: Exception | None = None
         self._losses: list[str] = []
         self._metrics: list[str] = []
-        # Traced on its own, and once: the function that Orbit makes of `eval_step` calls it.
         self._step = tf.function(self._batch_step, input_signature=[dataset.element_spec])
 
     def trace(self) -> list[str]:
@@ -42,11 +50,20 @@ class Evaluator(orbit.StandardEvaluator):
         return ['loss', *self._losses, *self._metrics, *tallies]
 
     def eval_begin(self):
-        return None
+        self.unread = None
 
     def eval_step(self, iterator):
         """Of one global batch: sums and weights, float32 [losses + metrics, 2], and each tally's sums by name."""
-        return self._step(next(iterator))
+        if self.unread is None:
+            try:
+                batch = next(iterator)
+            except tf.errors.OpError as error:
+                self.unread = error
+        if self.unread is not None:
+            spec = self._eval_dataset.element_spec
+            zeros = [tf.zeros(each.shape, each.dtype) for each in tf.nest.flatten(spec, expand_composites=True)]
+            batch = tf.nest.pack_sequence_as(spec, zeros, expand_composites=True)
+        return self._step(batch)
 
     def _batch_step(self, batch):
         results = self._strategy.run(self._replica_step, args=(batch,))
@@ -72,7 +89,7 @@ class Evaluator(orbit.StandardEvaluator):
         return tf.stack([tf.stack(pair) for pair in [*losses.values(), *metrics.values()]]), tallies
 
     def eval_reduce(self, state, step_outputs):
-        self._check()
+        self._check(self.unread)
         # Where the sums are, which may be on a GPU: the products of Inception's features are 100 MB.
         added = tf.nest.map_structure(lambda tensor: tf.cast(tensor, tf.float64), step_outputs)
         return added if state is None else tf.nest.map_structure(tf.add, state, added)
@@ -82,6 +99,8 @@ class Evaluator(orbit.StandardEvaluator):
 
         A loss or metric that nothing counted towards is 0.
         """
+        if self.unread is not None:
+            raise self.unread  # in one of the last batches
         pairs, tallies = tf.nest.map_structure(lambda tensor: tensor.numpy(), totals)
         means = {
             name: float(total / weight) if weight else 0.0

@@ -20,6 +20,7 @@ from ctl.optimizers import make_optimizer
 from ctl.runtime import actions, cluster, devices, lock, plan, reporting
 from ctl.runtime import workdir as workdir_lib
 from ctl.runtime.actions import Calendar, Numbers
+from ctl.runtime.agreement import Agreement
 from ctl.runtime.checkpoints import BestCheckpoint, Checkpoints, find_checkpoint
 from ctl.runtime.clock import as_text
 from ctl.runtime.pictures import Pictures
@@ -88,7 +89,8 @@ def _run(session: Session) -> None:
     if not asked.dry_run and (at_end or step > config.train.steps):
         say(f'Already at step {step} of {config.train.steps}. A larger --config.train.steps goes on from here.')
         return
-    evaluator = _make_evaluator(session, parts)
+    agreement = Agreement(session.strategy, session.workers, session.stop, parts.trainer)
+    evaluator = _make_evaluator(session, parts, agreement)
     if asked.dry_run:
         say(plan.feed_text(parts.data, step, session.replicas))
         say('Dry run: the run could start. Nothing was trained, and nothing written to the workdir.')
@@ -98,7 +100,7 @@ def _run(session: Session) -> None:
     _open_workdir(session, parts, numbers, step)
     _feed(session, parts, step)
     with _stops_explained(session, parts), records.explained(parts.source, parts.eval_source, say=session.say):
-        newest = _train(session, parts, evaluator, numbers)
+        newest = _train(session, parts, agreement, evaluator, numbers)
     _print_summary(session, parts, metrics, newest)
 
 
@@ -173,6 +175,7 @@ def _make_parts(session: Session, found: Data) -> _Parts:
         config.checkpoint.keep,
         in_background=config.checkpoint.async_save,
         writes=session.workers.chief,
+        keeps_best=bool(config.checkpoint.best_metric),
     )
     source, eval_source = (records.make_source(each, experiment, data.bad) for each in (data.train, data.evaluation))
     return _Parts(experiment, trainer, watch, checkpoints, data, source, eval_source)
@@ -192,7 +195,7 @@ def _restore(session: Session, checkpoints: Checkpoints) -> tuple[int, str | Non
         return step, path
 
 
-def _make_evaluator(session: Session, parts: _Parts) -> Evaluator:
+def _make_evaluator(session: Session, parts: _Parts, agreement: Agreement) -> Evaluator:
     """The evaluator with its input, traced: what is wrong with it is not to be found when hours of steps are done.
 
     Raises:
@@ -203,7 +206,7 @@ def _make_evaluator(session: Session, parts: _Parts) -> Evaluator:
         parts.eval_source, config.train.global_batch_size, data.eval_order, data.layout.window_records
     )
     dataset = pipeline.distribute(session.strategy, eval_fn, session.alone and data.pipelines > 1)
-    evaluator = Evaluator(session.strategy, parts.experiment, dataset, session.check)
+    evaluator = Evaluator(session.strategy, parts.experiment, dataset, agreement.check_batch)
     names, best = evaluator.trace(), config.checkpoint.best_metric
     if best and best not in names:
         raise UserError(f'checkpoint.best_metric={best}: {config_lib.nearest(best, names)}')
@@ -214,11 +217,14 @@ def _open_workdir(session: Session, parts: _Parts, numbers: Numbers, step: int) 
     """From here on the workdir is written to: what is left in it of steps after `step` goes."""
     asked, workers = session.asked, session.workers
     if workers.chief:
+        metric, mode = asked.config.checkpoint.best_metric, asked.config.checkpoint.best_mode
+        before = workdir_lib.read_config(asked.workdir) or {}  # there it is until the config of now is written
+        mode_before = before.get('checkpoint', {}).get('best_mode', mode)
+        parts.checkpoints.clean_best(step, metric, mode, mode_before, session.say)
         workdir_lib.write_config(asked.workdir, config_lib.to_json(asked.config))
         own_data = parts.data.default is not None
         workdir_lib.write_note(asked.workdir, workdir_lib.Note(asked.experiment or asked.name, own_data))
         parts.checkpoints.clean()
-        parts.checkpoints.clean_best(step, session.say)
         numbers.drop_after(step)
         session.clock.go_on(asked.workdir / 'time.json')
     name = 'bad_records.jsonl' if workers.chief else f'bad_records-{workers.index}.jsonl'
@@ -252,14 +258,15 @@ def _stops_explained(session: Session, parts: _Parts) -> Iterator[None]:
         raise Interrupted(f'{interruption}: {saved}. Go on with: {session.asked.command}') from None
 
 
-def _train(session: Session, parts: _Parts, evaluator: Evaluator, numbers: Numbers) -> dict[str, float]:
+def _train(
+    session: Session, parts: _Parts, agreement: Agreement, evaluator: Evaluator, numbers: Numbers
+) -> dict[str, float]:
     """Orbit's outer loop, from the trainer's step to the last, and what happens between steps; the last evaluation."""
     config, clock, data = session.asked.config, session.clock, parts.data
     trainer, checkpoints, calendar = parts.trainer, parts.checkpoints, Calendar.of(config)
     step, batch_size, first = trainer.step, config.train.global_batch_size, int(trainer.step.numpy())
     draw = parts.experiment.pictures if session.workers.chief else None
     with reporting.Progress(session.console, config.train.steps, first) as progress, parts.watch.watching():
-        agreement = actions.Agreement(session.strategy, session.workers, session.stop, trainer)
         evaluation = actions.Evaluation(
             evaluator,
             pipeline.eval_steps(data.eval_records, batch_size, data.pipelines),
@@ -269,7 +276,13 @@ def _train(session: Session, parts: _Parts, evaluator: Evaluator, numbers: Numbe
             step,
             clock,
             agreement,
-            BestCheckpoint(checkpoints, config.checkpoint.best_metric, config.checkpoint.best_mode, first),
+            BestCheckpoint(
+                checkpoints,
+                config.checkpoint.best_metric,
+                config.checkpoint.best_mode,
+                first,
+                session.as_the_chief_says,
+            ),
             Pictures(draw, session.asked.workdir / 'pictures', numbers.tensorboard),
         )
         controller = orbit.Controller(
@@ -297,7 +310,7 @@ def _train(session: Session, parts: _Parts, evaluator: Evaluator, numbers: Numbe
         if session.as_the_chief_says(due and not numbers.metrics.has(first, 'eval')):
             evaluation.now()
             evaluation.check()
-            session.check()  # it may have been interrupted again
+            agreement.check()  # it may have been interrupted again
         controller.train(config.train.steps)
         with clock.during('save'):
             checkpoints.finish()

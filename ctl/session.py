@@ -165,6 +165,11 @@ def say_if_older(session: Session) -> None:
             'WARNING: this run began when seeds had 32 bits. From here on dropout and noise are drawn from 64: other '
             'numbers, of the same distributions.'
         )
+        if config['eval.steps'] > 0:
+            session.announce(
+                f'WARNING: this run began when eval.steps={config["eval.steps"]} took the first records of the files. '
+                'From here on they are a sample of all: evaluations before and after do not compare.'
+            )
         if config['train.precision'] == 'float32' and tf.config.list_physical_devices('GPU'):
             session.announce(
                 'WARNING: this run began when float32 meant TensorFloat-32 on GPUs that have it. From here on it means '

@@ -282,3 +282,21 @@ def test_a_disk_without_room_for_the_checkpoints_is_warned_of(flags, tmp_path, m
     monkeypatch.setattr(shutil, 'disk_usage', lambda path: usage._replace(free=1 << 14))
     assert door(*words) == 0
     assert 'the checkpoints that checkpoint.keep keeps need' in capsys.readouterr().out
+
+
+@pytest.mark.parametrize('keep, best, in_background, copies', [
+    (3, '', 'false', 4), (3, 'loss', 'false', 5), (3, '', 'true', 4), (3, 'loss', 'true', 6),
+])  # fmt: skip
+def test_the_room_that_is_asked_for_is_that_of_the_kept_the_best_and_those_being_written(
+    flags, tmp_path, monkeypatch, capsys, keep, best, in_background, copies
+):
+    asked = []
+    needed = checkpoints_lib.Checkpoints.bytes_needed.fget
+    monkeypatch.setattr(
+        checkpoints_lib.Checkpoints,
+        'bytes_needed',
+        property(lambda self: asked.append(needed(self) / self.state.bytes) or needed(self)),
+    )
+    words = overrides(checkpoint__keep=keep, checkpoint__best_metric=best, checkpoint__async_save=in_background)
+    assert door(*flags, *words, '--dry_run', f'--workdir={tmp_path}') == 0
+    assert asked == [copies]

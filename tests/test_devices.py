@@ -91,6 +91,33 @@ def test_a_second_strategy_of_a_process_may_have_fewer_gpus(gpus_taken, monkeypa
     assert gpus_taken == []
 
 
+@pytest.mark.parametrize('settings, used', [
+    (dict(strategy='one', replicas=1), 1), (dict(replicas=3), 3), (dict(replicas=1), 1), (dict(), 8),
+])  # fmt: skip
+def test_of_eight_gpus_those_that_hold_no_replica_are_hidden_before_any_is_touched(monkeypatch, settings, used):
+    """TensorFlow's own functions say what they were asked, in order; what makes a strategy touches the GPUs."""
+    gpus, visible, touched = [f'GPU {i}' for i in range(8)], [f'GPU {i}' for i in range(8)], []
+
+    def show(devices, kind):
+        assert not touched and kind == 'GPU'
+        visible[:] = devices
+
+    def touch(names, **how):
+        touched.append(
+            [visible[int(name.rpartition(':')[2])] for name in ([names] if isinstance(names, str) else names)]
+        )
+
+    monkeypatch.setattr(tf.config, 'list_physical_devices', lambda kind: gpus if kind == 'GPU' else ['CPU'])
+    monkeypatch.setattr(tf.config, 'get_visible_devices', lambda kind: visible)
+    monkeypatch.setattr(tf.config, 'set_visible_devices', show)
+    monkeypatch.setattr(tf.config.experimental, 'get_memory_growth', lambda gpu: False)
+    monkeypatch.setattr(tf.config.experimental, 'set_memory_growth', lambda gpu, grows: None)
+    monkeypatch.setattr(tf.distribute, 'OneDeviceStrategy', touch)
+    monkeypatch.setattr(tf.distribute, 'MirroredStrategy', touch)
+    devices.make_strategy(base_config(devices=settings).devices)
+    assert touched == [gpus[:used]] and visible == gpus[:used]
+
+
 @pytest.mark.parametrize('precision, short, compute', [
     ('float32', False, 'float32'), ('tensorfloat32', True, 'float32'), ('bfloat16', False, 'bfloat16'),
 ])  # fmt: skip

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from ctl.evaluator import Evaluator
 from ctl.runtime import checkpoints as checkpoints_lib
-from tests.runs import Workdir, door, overrides, write_shallow
+from tests.runs import Stopped, Workdir, door, overrides, write_shallow
 
 pytestmark = pytest.mark.xdist_group('evaluator')  # for the run that these tests share
 
@@ -53,7 +53,7 @@ def test_the_checkpoint_of_the_best_evaluation_is_kept_besides(flags, tmp_path, 
     lines = Workdir(tmp_path).lines('eval')
     best = better(lines, key=lambda line: line[metric])
     about = json.loads((tmp_path / 'checkpoints' / 'best' / 'best.json').read_text())
-    assert about == {'step': best['step'], 'metric': metric, 'value': best[metric]}
+    assert about == {'step': best['step'], 'metric': metric, 'mode': mode, 'value': best[metric]}
     reader = tf.train.load_checkpoint(str(tmp_path / 'checkpoints' / 'best'))
     assert reader.get_tensor('step/.ATTRIBUTES/VARIABLE_VALUE') == best['step']
 
@@ -72,30 +72,30 @@ def best_of(run):
     return about, sorted(path.stem for path in (run / 'checkpoints' / 'best').glob('*.index'))
 
 
-def put_best(run, step, value, copies):
+def put_best(run, step, value, copies, **noted):
     """Into `best`, as if the evaluation of `step` had been the best: copies of checkpoints, which are moved there."""
     folder = run / 'checkpoints' / 'best'
     folder.mkdir()
     for number in copies:
         for path in (run / 'checkpoints').glob(f'ckpt-{number}.*'):
             shutil.copy(path, folder)
-    (folder / 'best.json').write_text(json.dumps({'step': step, 'metric': 'loss', 'value': value}))
+    (folder / 'best.json').write_text(json.dumps({'step': step, 'value': value, **noted}))
 
 
 def test_a_best_checkpoint_of_a_step_that_is_trained_again_is_no_longer_the_best(flags, run, capsys):
     """The newest checkpoints were lost, and with them what was written of the steps after."""
-    put_best(run, 6, 0.0, copies=[6])
+    put_best(run, 6, 0.0, copies=[6], metric='loss', mode='min')
     for path in (run / 'checkpoints').glob('ckpt-6.*'):
         path.unlink()
     assert go_on(flags, run, 5) == 0
     assert 'best held step 6, and the run goes on from step 4' in capsys.readouterr().out
     (line,) = Workdir(run).lines('eval')
-    assert best_of(run) == ({'step': 5, 'metric': 'loss', 'value': line['loss']}, ['ckpt-5'])
+    assert best_of(run) == ({'step': 5, 'metric': 'loss', 'mode': 'min', 'value': line['loss']}, ['ckpt-5'])
 
 
 def test_the_best_checkpoint_and_what_is_said_of_it_agree_after_a_kill_between_them(flags, run, monkeypatch):
     """And a best value that once was no number gives way to one."""
-    put_best(run, 4, float('nan'), copies=[2, 4])  # as a kill would leave it too
+    put_best(run, 4, float('nan'), copies=[2, 4], metric='loss', mode='min')  # as a kill would leave it too
     replace = checkpoints_lib.replace_text
 
     def stop(path, text):
@@ -113,11 +113,45 @@ def test_the_best_checkpoint_and_what_is_said_of_it_agree_after_a_kill_between_t
     assert about['step'] == 7 and steps == ['ckpt-7']
 
 
+@pytest.mark.parametrize(
+    'noted, config, begins_anew',
+    [
+        ({'metric': 'loss', 'mode': 'min'}, 'max', False),
+        ({'metric': 'loss', 'mode': 'max'}, 'min', True),
+        ({'metric': 'accuracy', 'mode': 'min'}, 'min', True),
+        ({'metric': 'loss'}, 'min', False),  # of an older version, which did not note the mode: it is that of then
+        ({'metric': 'loss'}, 'max', True),
+    ],
+)
+def test_a_best_by_another_metric_or_mode_is_said_and_compared_with_nothing(
+    flags, run, capsys, noted, config, begins_anew
+):
+    """No loss is less than the one there."""
+    put_best(run, 4, -1.0, copies=[4], **noted)
+    before = json.loads((run / 'config.json').read_text())
+    before['checkpoint']['best_mode'] = config
+    (run / 'config.json').write_text(json.dumps(before))
+    with pytest.MonkeyPatch.context() as patch:  # what was said is known to the next start, also if this one is killed
+        patch.setattr(checkpoints_lib.BestCheckpoint, '__call__', stop_here)
+        with pytest.raises(Stopped):
+            go_on(flags, run, 7)
+    assert go_on(flags, run, 7) == 0
+    said = capsys.readouterr().out.count('gives way to the best loss by checkpoint.best_mode=min')
+    assert said == 2 * begins_anew
+    about, steps = best_of(run)
+    assert about['mode'] == 'min' and about['metric'] == 'loss'
+    assert about['step'] == (7 if begins_anew else 4) and steps == [f'ckpt-{about["step"]}']
+
+
+def stop_here(*arguments):
+    raise Stopped
+
+
 def test_a_number_that_is_not_finite_is_never_the_best():
     class Checkpoints:
         saved = []
-        read_best = staticmethod(lambda metric, step: None)
-        save_best = classmethod(lambda cls, metric, value: cls.saved.append(value))
+        read_best = staticmethod(lambda metric, mode, step: None)
+        save_best = classmethod(lambda cls, metric, mode, value: cls.saved.append(value))
 
     best = checkpoints_lib.BestCheckpoint(Checkpoints, 'loss', 'min', step=0)
     for value in (np.nan, 3.0, np.nan, -np.inf, 2.0, 2.5):

@@ -2,6 +2,7 @@
 
 import json
 import shlex
+import subprocess
 
 import pytest
 
@@ -39,6 +40,22 @@ def test_the_digits_are_1797_and_every_fifth_is_held_out(tmp_path):
     about = json.loads((folder / 'about.json').read_text())
     assert about['digits'] == 1797 and about['accuracy'] > 0.95
     assert door('--experiment=gan_digits', '--dry_run', f'--workdir={tmp_path}') == 0
+
+
+def test_the_process_that_makes_the_digits_takes_no_gpu_from_the_one_that_trains(monkeypatch):
+    from tools import make_digits
+
+    started = []
+
+    def start(words, env, **how):
+        started.append(env['CUDA_VISIBLE_DEVICES'])
+        return subprocess.CompletedProcess(words, 0)
+
+    monkeypatch.setenv('CUDA_VISIBLE_DEVICES', '0,1')
+    monkeypatch.setattr(make_digits, '_version', lambda: 'none that is in the cache')
+    monkeypatch.setattr(make_digits.subprocess, 'run', start)
+    make_digits.folder(print)
+    assert started == ['-1']
 
 
 def test_without_scikit_learn_it_is_said_what_is_missing(tmp_path, capsys, monkeypatch):

@@ -7,9 +7,11 @@ import subprocess
 import sys
 import time
 
+import numpy as np
 import pytest
 
 from tests import image_records
+from tests.bert_records import VOCAB, make_record, write_file
 from tests.runs import (
     DEADLINE,
     Workdir,
@@ -143,6 +145,62 @@ def test_an_evaluation_that_fails_on_one_worker_is_saved_before_by_all(flags, tm
     assert [path.stem for path in (tmp_path / 'run' / 'checkpoints').glob('*.index')] == ['ckpt-8']
     assert door(*words) == 0
     assert [line['records'] for line in Workdir(tmp_path / 'run').lines('eval')] == [13.0]
+
+
+SLOW_EVALUATION = """
+import os, signal, sys, time
+from ctl import evaluator, train
+from ctl.runtime import agreement
+agreement.EVALUATION_SECONDS = 0.02  # and a batch takes 0.01
+reduce = evaluator.Evaluator.eval_reduce
+reduced = 0
+def reduce_slowly(self, *arguments):
+    global reduced
+    time.sleep(0.01)
+    reduced += 1
+    if reduced == 5 and '"index": 1' in os.environ['TF_CONFIG']:
+        os.kill(os.getpid(), signal.SIGTERM)
+    return reduce(self, *arguments)
+evaluator.Evaluator.eval_reduce = reduce_slowly
+code = train.main(sys.argv[1:])
+print('batches evaluated:', reduced)
+sys.exit(code)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.xdist_group('workers')
+def test_a_signal_to_one_worker_in_an_evaluation_ends_it_for_all_after_the_same_batch(tmp_path):
+    """Of 50 batches; and the evaluation comes first when the run goes on."""
+    words = [*write_shallow(tmp_path, eval_counts=(200, 200)), f'--workdir={tmp_path / "run"}']
+    words += overrides(train__steps=6, eval__every=4, checkpoint__every=100)
+    workers = start_workers(2, '-c', SLOW_EVALUATION, *words, *TOGETHER)
+    outputs = finish(workers, timeout=280)
+    assert [worker.returncode for worker in workers] == [75, 75], outputs
+    assert 'a signal at worker 1' in outputs[0][1] and 'saved at step 4' in outputs[0][1]
+    assert 'SIGTERM received: saved at step 4' in outputs[1][1]
+    evaluated = [int(printed_after('batches evaluated: ', out)) for out, _ in outputs]
+    assert evaluated[0] == evaluated[1] and 5 <= evaluated[0] < 50
+    assert Workdir(tmp_path / 'run').lines('eval') == []
+    assert door(*words) == 0
+    assert [line['step'] for line in Workdir(tmp_path / 'run').lines('eval')] == [4, 6]
+
+
+@pytest.mark.slow
+@pytest.mark.xdist_group('workers')
+@pytest.mark.parametrize('number', [600, 1100])  # when all ask each other again and again, and in the last batches
+def test_a_record_that_one_worker_cannot_evaluate_is_saved_before_by_all(tmp_path, number):
+    words = [*write_shallow(tmp_path, eval_counts=(1200, 1200)), f'--workdir={tmp_path / "run"}']
+    words += overrides(train__steps=6, eval__every=4, checkpoint__every=100)
+    rng = np.random.default_rng(2)
+    wrong = [make_record(rng, **({'masked_lm_ids': np.full(5, VOCAB)} if i == number else {})) for i in range(1200)]
+    write_file(tmp_path / 'eval-1.tfrecord', wrong)  # worker 1's
+    workers = start_workers(2, *TRAIN, *words, *TOGETHER)
+    outputs = finish(workers, timeout=280)
+    assert [worker.returncode for worker in workers] == [3, 2], outputs
+    assert 'the evaluation failed at worker 1' in outputs[0][1]
+    assert f'eval-1.tfrecord: record {number}' in outputs[1][1] and f'has id {VOCAB}' in outputs[1][1]
+    assert [path.stem for path in (tmp_path / 'run' / 'checkpoints').glob('*.index')] == ['ckpt-4']
 
 
 @pytest.mark.slow

@@ -46,10 +46,12 @@ def folder(say: Callable[[str], None]) -> pathlib.Path:
     path = cache_folder() / 'digits' / hashlib.sha256(settings.encode()).hexdigest()[:16]
     if not path.is_dir():
         say(f'Making training data from the digits of scikit-learn {_version()}, and a classifier of them ...')
+        # Without GPUs: seconds of work for a CPU, and TensorFlow would take all of their memory.
+        own = {'CUDA_VISIBLE_DEVICES': '-1', 'TF_CPP_MIN_LOG_LEVEL': '3', 'TF_CONFIG': ''}
         made = subprocess.run(
             [sys.executable, '-m', 'tools.make_digits', str(path)],
             cwd=ROOT,
-            env={**os.environ, 'TF_CPP_MIN_LOG_LEVEL': '3', 'TF_CONFIG': ''},
+            env={**os.environ, **own},
             capture_output=True,
             text=True,
         )

@@ -53,8 +53,10 @@ def make_train_dataset_fn(source: Source, layout: shards.Layout, first_step: int
 def make_eval_dataset_fn(source: Source, global_batch_size: int, order: np.ndarray, block_records: int) -> Callable:
     """The evaluation input: the records with the numbers `order`, int64 [n], each exactly once.
 
-    They are read in the order of the files, some `block_records` at a time. Every replica gets `eval_steps(...)`
-    batches: the last are padded with copies of a record, or zeros, and `example_weight` 0.
+    They are read in the order of the files, some `block_records` at a time. An evaluation takes `eval_steps(...)`
+    batches for every replica: the last are padded with copies of a record, or zeros, and `example_weight` 0. More of
+    those follow without an end: where an input has one, TensorFlow lets workers agree before every batch whether it has
+    come, and one that cannot read leaves the others waiting there.
 
     Returns:
       dataset_fn(input_context) -> dataset of per-replica batches, as for training, and with `evaluation_place`, int64
@@ -69,10 +71,7 @@ def make_eval_dataset_fn(source: Source, global_batch_size: int, order: np.ndarr
 
     def dataset_fn(input_context: tf.distribute.InputContext) -> tf.data.Dataset:
         batch_size = input_context.get_per_replica_batch_size(global_batch_size)
-        pipelines = input_context.num_input_pipelines
-        replicas = input_context.num_replicas_in_sync // pipelines
-        batches = replicas * eval_steps(records, global_batch_size, pipelines)
-        start, end = _pipeline_run(records, input_context.input_pipeline_id, pipelines)
+        start, end = _pipeline_run(records, input_context.input_pipeline_id, input_context.num_input_pipelines)
         nothing = {**_empty_batch(source), 'evaluation_place': tf.zeros([0], tf.int64)}
         unpadded = tf.data.Dataset.from_tensors(nothing).repeat()
         if start < end:  # there may be fewer records than pipelines
@@ -82,8 +81,8 @@ def make_eval_dataset_fn(source: Source, global_batch_size: int, order: np.ndarr
             shard = shards.Shard(0, starts, counts, together, seed=None)
             read = read_once(source.index, shard).rebatch(_parse_records(source.index))
             unpadded = _parse(source, read, seed=0).map(with_places).rebatch(batch_size).concatenate(unpadded)
-        padded = unpadded.take(batches).map(lambda batch: _pad(batch, batch_size))
-        return _finish(source, padded, training=False).apply(tf.data.experimental.assert_cardinality(batches))
+        padded = _finish(source, unpadded.map(lambda batch: _pad(batch, batch_size)), training=False)
+        return padded.apply(tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY))
 
     return dataset_fn
 

@@ -9,19 +9,17 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 
 import ml_collections
-import numpy as np
 import tensorflow as tf
 
 from ctl.data.bad_records import BadRecords
 from ctl.errors import GuardError, Interrupted
 from ctl.evaluator import Evaluator
 from ctl.experiment import Objective
+from ctl.runtime.agreement import Agreement
 from ctl.runtime.checkpoints import BestCheckpoint, Checkpoints
 from ctl.runtime.clock import Clock
-from ctl.runtime.cluster import ALONE, Cluster, gather
 from ctl.runtime.pictures import Pictures
 from ctl.runtime.reporting import Progress
-from ctl.runtime.signals import Stop
 from ctl.runtime.tensorboard import TensorBoard
 from ctl.runtime.workdir import MetricsFile
 from ctl.step import Trainer
@@ -153,47 +151,6 @@ class Watcher:
         self._before = step
 
 
-class Agreement:
-    """What workers agree on after an inner loop: whether one was asked to end, and how long the next loop may be."""
-
-    def __init__(self, strategy: tf.distribute.Strategy, workers: Cluster, stop: Stop, trainer: Trainer):
-        self._strategy, self._workers, self._stop, self._trainer = strategy, workers, stop, trainer
-        self._agreed: str | None = None
-
-    @property
-    def alone(self) -> bool:
-        return self._workers is ALONE
-
-    @property
-    def asked_to_end(self) -> str | None:
-        """By what: the same on all workers, which a signal that has come to one of them since is not; None for no."""
-        return self._stop.received if self.alone else self._agreed
-
-    def __call__(self, output: dict) -> None:
-        if self.alone:
-            return
-        mine = [self._stop.asked, int(self._trainer.seconds_per_step * 1e6)]
-        everyone = gather(self._strategy, mine)
-        asked = np.flatnonzero(everyone[:, 0])
-        if len(asked):
-            self._agreed = self._stop.received or f'a signal at {self._workers.name(int(asked[0]))}'
-        self._trainer.seconds_per_step = float(everyone[:, 1].max()) / 1e6
-
-    def wait_for_all(self) -> None:
-        """Until all workers have come here; none leaves while another needs it, or is started again by a launcher."""
-        if not self.alone:
-            gather(self._strategy, [0])
-
-    def failure(self, mine: Exception | None) -> Exception | None:
-        """What went wrong in something that all workers have done: here, or else elsewhere; None for nothing."""
-        if self.alone:
-            return mine
-        failed = np.flatnonzero(gather(self._strategy, [mine is not None])[:, 0])
-        if mine or not len(failed):
-            return mine
-        return GuardError(f'the evaluation failed at {self._workers.name(int(failed[0]))}, which says why.')
-
-
 class TimeAccount:
     """Says where the time of an inner loop went. The first is start-up: the step is traced in it."""
 
@@ -250,8 +207,12 @@ class Evaluation:
         except Interrupted:
             return  # the saver hears of it next, and the evaluation comes when the run goes on
         except Exception as error:  # also a bug of the experiment's
-            if isinstance(error, tf.errors.OpError) and not self._agreement.alone:
-                raise  # in the middle: the other workers wait for this one's batch, and could agree on nothing
+            if (
+                isinstance(error, tf.errors.OpError)
+                and not self._agreement.alone
+                and error is not self._evaluator.unread
+            ):
+                raise  # in the middle: the other workers wait for this one's sums, and could agree on nothing
             failure = error
         self.failure = self._agreement.failure(failure)
         if self.failure:
@@ -265,6 +226,7 @@ class Evaluation:
     def _measure(self, step: int) -> dict[str, float]:
         # As Orbit would, for what an experiment writes by tf.summary in an evaluation.
         with self._clock.during('eval'), self._numbers.tensorboard.writer('eval').as_default(step=step):
+            self._agreement.begin_evaluation()
             values = self._evaluator.evaluate(tf.constant(self._batches))
             self._pictures.draw(step)
         if not math.isfinite(values['loss']):
@@ -304,7 +266,7 @@ class Saver:
                 if ends:
                     self._checkpoints.finish()
             self._clock.saved()
-        self._evaluation.check()
-        if asked:
+        if ends:
             self._agreement.wait_for_all()  # the chief writes for all
-            raise Interrupted(f'{asked} received')
+        self._evaluation.check()
+        self._agreement.check()

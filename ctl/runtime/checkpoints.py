@@ -26,7 +26,14 @@ class Checkpoints:
     """
 
     def __init__(
-        self, folder: pathlib.Path, state: State, most: int, *, in_background: bool = False, writes: bool = True
+        self,
+        folder: pathlib.Path,
+        state: State,
+        most: int,
+        *,
+        in_background: bool = False,
+        writes: bool = True,
+        keeps_best: bool = False,
     ):
         """Looks at nothing yet.
 
@@ -36,10 +43,11 @@ class Checkpoints:
           in_background: whether a save only copies the values, and writes them while training goes on.
           writes: whether this worker's checkpoints stay. All workers must save, and at the same time, for a variable
             that replicas hold each for itself is read from all of them.
+          keeps_best: whether one more will stay, in `best`.
         """
         self.state, self.best_folder = state, folder / 'best'
         self._folder, self._most, self._writes = folder, most, writes
-        self._in_background = in_background
+        self._in_background, self._keeps_best = in_background, keeps_best
         self._copy: Copy | None = None
         self._writing: threading.Thread | None = None
         self._failure: Exception | None = None
@@ -51,8 +59,10 @@ class Checkpoints:
 
     @property
     def bytes_needed(self) -> int:
-        """What the checkpoints that stay, and one more while it is written, take on the disk."""
-        return self.state.bytes * (self._most + 1)
+        """What the checkpoints that stay, the best among them, and those that are being written, take on the disk."""
+        stay = self._most + self._keeps_best
+        # In the background one is written while the best may be.
+        return self.state.bytes * (stay + (2 if self._keeps_best and self._in_background else 1))
 
     def choose(self, say: Callable[[str], None], touch: bool = True) -> int:
         """The step of the newest sound checkpoint; 0 when there is none.
@@ -126,12 +136,12 @@ class Checkpoints:
             failure, self._failure = self._failure, None
             raise failure
 
-    def read_best(self, metric: str, step: int) -> float | None:
-        """The best value of a metric that a checkpoint in `best` has, up to `step`; None for none."""
+    def read_best(self, metric: str, mode: str, step: int) -> float | None:
+        """The best value, by `mode`, of a metric that a checkpoint in `best` has, up to `step`; None for none."""
         best = self._read_best()
-        if best.get('metric') != metric or best['step'] > step or not math.isfinite(best['value']):
+        if (best.get('metric'), best.get('mode')) != (metric, mode):
             return None
-        return best['value']
+        return best['value'] if best['step'] <= step and math.isfinite(best['value']) else None
 
     def _read_best(self) -> dict:
         """`best.json`; empty where there is none, or not the checkpoint that it names."""
@@ -141,20 +151,35 @@ class Checkpoints:
             return {}
         return best if best['step'] in _steps(self.best_folder) else {}
 
-    def save_best(self, metric: str, value: float) -> None:
+    def save_best(self, metric: str, mode: str, value: float) -> None:
         """Puts a checkpoint of the current step into `best`, instead of the one there."""
         step = int(self.state.step.numpy())
         self._write(self.best_folder, self.state, step, most=None)
         if self._writes:
-            about = json.dumps({'step': step, 'metric': metric, 'value': value})
-            replace_text(self.best_folder / 'best.json', about + '\n')
+            self._note_best({'step': step, 'metric': metric, 'mode': mode, 'value': value})
             _keep_only(self.best_folder, step)
 
-    def clean_best(self, step: int, say: Callable[[str], None]) -> None:
-        """Removes what `best` has of steps after `step`, from which the run goes on, and what a kill has left there."""
+    def _note_best(self, best: dict) -> None:
+        replace_text(self.best_folder / 'best.json', json.dumps(best) + '\n')
+
+    def clean_best(self, step: int, metric: str, mode: str, mode_before: str, say: Callable[[str], None]) -> None:
+        """Removes what `best` has of steps after `step`, from which the run goes on, and what a kill has left there.
+
+        Says so where what is there is the best by another metric or mode than the run has now: it stays until the next
+        evaluation. `mode_before` is what the run had, for a `best.json` of a version that did not note it.
+        """
         best = self._read_best()
         if best and best['step'] <= step:
             _keep_only(self.best_folder, best['step'])
+            if 'mode' not in best:
+                best['mode'] = mode_before
+                self._note_best(best)
+            if metric and (best['metric'], best['mode']) != (metric, mode):
+                say(
+                    f'WARNING: {self.best_folder} has step {best["step"]}, the best {best["metric"]} by '
+                    f'checkpoint.best_mode={best["mode"]}. It gives way to the best {metric} by '
+                    f'checkpoint.best_mode={mode} of the evaluations that come.'
+                )
             return
         if best:
             say(
@@ -205,17 +230,30 @@ class Checkpoints:
 class BestCheckpoint:
     """The checkpoint with the best value of one metric."""
 
-    def __init__(self, checkpoints: Checkpoints, metric: str, mode: str, step: int):
-        """`metric` '' keeps none; `mode` is 'min' or 'max'; the run goes on from `step`."""
-        self._checkpoints, self._metric, self._sign = checkpoints, metric, 1 if mode == 'min' else -1
-        self._best = checkpoints.read_best(metric, step)
+    def __init__(
+        self,
+        checkpoints: Checkpoints,
+        metric: str,
+        mode: str,
+        step: int,
+        as_the_chief_says: Callable[[int], int] = lambda number: number,
+    ):
+        """`metric` '' keeps none; `mode` is 'min' or 'max'; the run goes on from `step`.
+
+        `as_the_chief_says` gives all workers the chief's number: they save together, or not at all.
+        """
+        self._checkpoints, self._metric, self._mode = checkpoints, metric, mode
+        self._sign, self._as_the_chief_says = 1 if mode == 'min' else -1, as_the_chief_says
+        self._best = checkpoints.read_best(metric, mode, step)
 
     def __call__(self, values: dict) -> None:
-        if not self._metric or not math.isfinite(value := values[self._metric]):
+        if not self._metric:
             return
-        if self._best is None or self._sign * value < self._sign * self._best:
+        value = values[self._metric]
+        better = self._best is None or self._sign * value < self._sign * self._best
+        if self._as_the_chief_says(int(better and math.isfinite(value))):
             self._best = value
-            self._checkpoints.save_best(self._metric, value)
+            self._checkpoints.save_best(self._metric, self._mode, value)
 
 
 def find_checkpoint(text: str) -> str:

@@ -79,7 +79,10 @@ def _find_gpus(kind: str) -> list[tf.config.PhysicalDevice]:
 
 
 def _show(gpus: Sequence[tf.config.PhysicalDevice]) -> None:
-    """Leaves other GPUs alone, and of these takes memory as it is needed; raises UserError when it is too late."""
+    """Leaves the other GPUs alone, and of these takes memory as it is needed.
+
+    TensorFlow would make a context, of hundreds of MB, on every one that it sees. Raises UserError when it has already.
+    """
     growth, visible = tf.config.experimental.get_memory_growth, tf.config.get_visible_devices('GPU')
     if gpus and all(gpu in visible and growth(gpu) for gpu in gpus):
         return  # by an earlier strategy of this process, which had as many or more

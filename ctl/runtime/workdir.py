@@ -18,7 +18,7 @@ def read_config(workdir: pathlib.Path) -> dict | None:
     return _read_json(workdir / 'config.json')
 
 
-# 1: `lamb` is the paper's. 2: seeds have 64 bits, and float32 means float32 on GPUs too.
+# 1: `lamb` is the paper's. 2: seeds have 64 bits, eval.steps takes a sample, float32 is float32 on GPUs too.
 ARITHMETIC = 2
 
 
