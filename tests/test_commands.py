@@ -4,6 +4,7 @@ import json
 import os
 import pathlib
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -104,13 +105,14 @@ def test_tensorboard_starts_with_the_command_that_a_run_prints_and_shows_its_num
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,
+        start_new_session=True,
     )
     try:
         scalars = ask(process, f'http://127.0.0.1:{port}/data/plugin/scalars/tags', runs=2)
         images = ask(process, f'http://127.0.0.1:{port}/data/plugin/images/tags', runs=1)
     finally:
-        process.kill()
-        process.wait()
+        os.killpg(process.pid, signal.SIGKILL)  # uv starts another
+        process.communicate()
     assert {'train', 'eval'} <= scalars.keys()
     groups = {tag.partition('/')[0] for tags in scalars.values() for tag in tags}
     assert groups == {'loss', 'generator', 'discriminator', 'metrics', 'speed'}

@@ -186,7 +186,11 @@ def check_pytest(words: list[str]) -> None:
     """Whether the command runs tests: of the files that it names, with its words in their names and its marks."""
     options = {word: words[i + 1] for i, word in enumerate(words) if word in ('-k', '-m')}
     files = [ROOT / word for word in words if word.startswith('tests/')]
-    assert len(files) + 2 * len(options) + words.count('-n0') == len(words), words
+    plain = [word for word in words if word in ('-n0', '-rA') or word.startswith('--basetemp=')]
+    assert len(files) + 2 * len(options) + len(plain) == len(words), words
+    if options == {'-m': 'gpu'}:
+        files = [ROOT / 'tests' / 'test_gpu.py']
+        options = {}
     found = [test for file in files or sorted((ROOT / 'tests').glob('test_*.py')) for test in find_tests(file)]
     marks = {'': (False, None), 'slow': (True, None), 'slow or not slow': (True, None, False)}[options.get('-m', '')]
     assert [name for name, slow in found if slow in marks and options.get('-k', '') in name], words

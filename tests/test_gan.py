@@ -333,7 +333,7 @@ def test_synchronised_batch_norm_has_the_statistics_of_the_joint_batch(tmp_path)
 def test_a_discriminator_that_is_always_right_is_said_once_in_words(tmp_path, capsys):
     flags = image_records.write_data(
         tmp_path,
-        train__steps=120,
+        train__steps=80,
         train__watch_steps=20,
         log__every=5,
         model__penalty='none',
@@ -347,7 +347,7 @@ def test_a_discriminator_that_is_always_right_is_said_once_in_words(tmp_path, ca
     assert 'discriminator_accuracy has been 1 since step ' in warnings[0]
     assert 'the generator learns next to nothing' in warnings[0]
     # A restart counts what went before, and does not say it again.
-    more = ['--config.train.steps=140', f'--workdir={tmp_path / "run"}']
+    more = ['--config.train.steps=85', f'--workdir={tmp_path / "run"}']
     assert door(*flags, *more) == 0
     assert 'WARNING' not in capsys.readouterr().out
 

@@ -236,9 +236,9 @@ def test_prepare_is_told_what_its_parameters_name(source, told):
     namespace = {}
     exec(f'def prepare(batch{told}):\n    seen.update(locals())\n    return batch', {'seen': namespace}, namespace)
     source = dataclasses.replace(source, prepare=namespace['prepare'])
-    dataset = pipeline.make_eval_dataset_fn(source, GLOBAL_BATCH, 40, 16)(tf.distribute.InputContext())
+    dataset = pipeline.make_eval_dataset_fn(source, GLOBAL_BATCH, np.arange(40), 16)(tf.distribute.InputContext())
     batch = next(iter(dataset))
     assert namespace.get('training', False) is False and namespace.get('size', 64) == 64
     if 'seeds' in told:
         assert namespace['seeds'].shape[-1] == 2 and namespace['seeds'].dtype == tf.int64
-    assert set(batch) == {*source.features, 'record', 'example_weight'}
+    assert set(batch) == {*source.features, 'record', 'example_weight', 'evaluation_place'}
