@@ -14,13 +14,13 @@ from ctl.data.index import Index
 from ctl.data.reading import read_endlessly, read_once
 from ctl.data.records import Source, check_record, decode_image, make_blank
 from ctl.errors import UserError
-from ctl.experiment import Batch, call_prepare
+from ctl.experiment import Batch, call_prepare, unchanged
 from ctl.seeds import of_readings
 
 # Small records cost up to three times as much when few are parsed at once; large ones are parsed alone.
 PARSE_RECORDS, PARSE_BYTES = 512, 8 << 20
 
-# What a batch has besides features, until it is prepared: no name that a feature may have.
+# What a batch that is to be prepared has besides features: no name that a feature may have.
 SEEDS = 'seeds of prepare'
 
 
@@ -196,7 +196,8 @@ def _parse_batch(
             value = _check_ids(value, feature.below, names)
         batch[name] = _decode(value, feature.shape) if feature.dtype == 'image' else tf.cast(value, feature.dtype)
     weights = tf.ones_like(numbers, tf.float32) if weights is None else weights
-    return {**batch, 'record': numbers, 'example_weight': weights, SEEDS: of_readings(seed, epochs, numbers)}
+    batch = {**batch, 'record': numbers, 'example_weight': weights}
+    return batch if source.prepare is unchanged else {**batch, SEEDS: of_readings(seed, epochs, numbers)}
 
 
 def _empty_batch(source: Source) -> Batch:
@@ -207,7 +208,8 @@ def _empty_batch(source: Source) -> Batch:
         for name, feature in source.features.items()
     }
     numbers = tf.zeros([0], tf.int64)
-    return {**features, 'record': numbers, 'example_weight': tf.zeros([0]), SEEDS: of_readings(0, numbers, numbers)}
+    batch = {**features, 'record': numbers, 'example_weight': tf.zeros([0])}
+    return batch if source.prepare is unchanged else {**batch, SEEDS: of_readings(0, numbers, numbers)}
 
 
 def _decode(encoded: tf.Tensor, shape: tuple[int, ...]) -> tf.Tensor:
@@ -249,4 +251,6 @@ def _finish(source: Source, batches: tf.data.Dataset, training: bool) -> tf.data
         del batch[SEEDS]
         return call_prepare(source.prepare, batch, seeds, training)
 
-    return batches.map(prepare, num_parallel_calls=tf.data.AUTOTUNE).prefetch(tf.data.AUTOTUNE)
+    if source.prepare is not unchanged:
+        batches = batches.map(prepare, num_parallel_calls=tf.data.AUTOTUNE)
+    return batches.prefetch(tf.data.AUTOTUNE)
