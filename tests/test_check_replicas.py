@@ -50,6 +50,7 @@ def run(flags, tmp_path, fault='pass', returned=SOUND, *words):
     return check_replicas.main([f'--experiment={path}', *flags, *words])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('numbers', [(1, 2), pytest.param((1, 2, 4), marks=pytest.mark.slow)])
 def test_a_sound_experiment_passes_on_every_topology(flags, tmp_path, capsys, numbers):
     words = [] if numbers == (1, 2, 4) else ['--replicas=1,2', '--steps=2']  # the default, or fewer

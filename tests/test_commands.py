@@ -95,6 +95,7 @@ def test_the_remedy_of_an_experiment_without_images_makes_records_of_them(tmp_pa
     assert done.returncode == 0 and 'Dry run: the run could start.' in done.stdout, done.stderr
 
 
+@pytest.mark.slow
 def test_tensorboard_starts_with_the_command_that_a_run_prints_and_shows_its_numbers_and_pictures(tmp_path, capsys):
     words = [*image_records.write_data(tmp_path), *overrides(train__steps=2), f'--workdir={tmp_path / "run"}']
     assert door(*words) == 0

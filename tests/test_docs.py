@@ -53,6 +53,7 @@ def commands(page: pathlib.Path) -> list[list[str]]:
     return found
 
 
+@pytest.mark.slow
 def test_the_experiment_in_the_readme_trains_to_a_lower_loss(tmp_path):
     (tmp_path / 'digits.py').write_text(example())
     rng = np.random.default_rng(0)

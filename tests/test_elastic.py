@@ -94,7 +94,7 @@ def test_a_run_goes_on_between_1_2_3_4_and_6_replicas_in_every_direction(flags, 
     check_the_same(never_stopped, Workdir(tmp_path))
 
 
-@pytest.mark.parametrize('choice', [{}, {'logical_shards': 48}])
+@pytest.mark.parametrize('choice', [{}, pytest.param({'logical_shards': 48}, marks=pytest.mark.slow)])
 def test_a_run_that_began_on_any_hardware_goes_on_on_any_other_with_the_same_records(tmp_path, choice):
     """The global batch is a multiple of all; each replica is a worker, and is fed by a pipeline of its own."""
     bert_records.write_files(tmp_path, [300] * 8)
@@ -174,7 +174,8 @@ def test_whole_files_on_more_workers_than_files_are_read_by_several_and_it_is_sa
     assert 'An epoch reads 40 of 40 records: complete, disjoint.' in out
 
 
-@pytest.mark.parametrize('records', [9, pytest.param(20, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize('records', [9, 20])
 def test_a_tail_that_does_not_fill_a_batch_neither_stalls_nor_ends_the_run(tmp_path, records):  # C02, C05
     """9 records are a batch of 8 and one more; 20 are 5 batches of one replica, on two."""
     words = write_shallow(tmp_path, train_counts=[records], eval_counts=[records])

@@ -82,6 +82,7 @@ def put_best(run, step, value, copies, **noted):
     (folder / 'best.json').write_text(json.dumps({'step': step, 'value': value, **noted}))
 
 
+@pytest.mark.slow
 def test_a_best_checkpoint_of_a_step_that_is_trained_again_is_no_longer_the_best(flags, run, capsys):
     """The newest checkpoints were lost, and with them what was written of the steps after."""
     put_best(run, 6, 0.0, copies=[6], metric='loss', mode='min')
@@ -93,6 +94,7 @@ def test_a_best_checkpoint_of_a_step_that_is_trained_again_is_no_longer_the_best
     assert best_of(run) == ({'step': 5, 'metric': 'loss', 'mode': 'min', 'value': line['loss']}, ['ckpt-5'])
 
 
+@pytest.mark.slow
 def test_the_best_checkpoint_and_what_is_said_of_it_agree_after_a_kill_between_them(flags, run, monkeypatch):
     """And a best value that once was no number gives way to one."""
     put_best(run, 4, float('nan'), copies=[2, 4], metric='loss', mode='min')  # as a kill would leave it too
@@ -116,11 +118,16 @@ def test_the_best_checkpoint_and_what_is_said_of_it_agree_after_a_kill_between_t
 @pytest.mark.parametrize(
     'noted, config, begins_anew',
     [
-        ({'metric': 'loss', 'mode': 'min'}, 'max', False),
         ({'metric': 'loss', 'mode': 'max'}, 'min', True),
-        ({'metric': 'accuracy', 'mode': 'min'}, 'min', True),
-        ({'metric': 'loss'}, 'min', False),  # of an older version, which did not note the mode: it is that of then
-        ({'metric': 'loss'}, 'max', True),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in [
+                ({'metric': 'loss', 'mode': 'min'}, 'max', False),
+                ({'metric': 'accuracy', 'mode': 'min'}, 'min', True),
+                ({'metric': 'loss'}, 'min', False),  # of an older version, which noted no mode: it is that of then
+                ({'metric': 'loss'}, 'max', True),
+            ]
+        ),
     ],
 )
 def test_a_best_by_another_metric_or_mode_is_said_and_compared_with_nothing(

@@ -21,11 +21,9 @@ def make_up(feature: Feature, rng: np.random.Generator) -> np.ndarray | bytes:
     return rng.integers(0, feature.below or 5, feature.shape).reshape(-1)
 
 
+@pytest.mark.slow  # in short: tests/test_run.py trains the one, and tests/test_gan.py the model of the others
 @pytest.mark.xdist_group('digits')  # whose classifier is made once
-@pytest.mark.parametrize(
-    'name',  # tests/test_make_bert_records.py trains that one, and tests/test_gan.py the model of the GANs
-    [pytest.param(name, marks=[] if name == 'gan_images' else [pytest.mark.slow]) for name in list_experiments()],
-)
+@pytest.mark.parametrize('name', list_experiments())
 def test_an_experiment_trains_two_steps_and_says_what_it_is(name, tmp_path):
     assert list_experiments()[name].endswith('.')
     module = load_experiment(name)

@@ -238,6 +238,7 @@ def generator_after_a_step(folder, name, **settings):
     return Workdir(folder / name).tensors('models/generator')
 
 
+@pytest.mark.slow
 def test_joint_updates_start_from_the_same_weights(tmp_path):
     """A generator that is updated beside a discriminator moves as if that one had stood still."""
     joint = generator_after_a_step(tmp_path, 'joint', train__update_order='joint')
@@ -274,13 +275,8 @@ MICROBATCHES = {'train__microbatches': 2, 'model__spectral_norm': 'true', 'model
 SKIP = {'train__on_nonfinite': 'skip', 'devices__input_pipelines': 'per_replica', 'train__fresh_batches': 'true'}
 
 
-@pytest.mark.parametrize(
-    'settings',
-    [
-        BFLOAT16 | SKIP,
-        *(pytest.param(settings, marks=pytest.mark.slow) for settings in (BFLOAT16, MICROBATCHES, SKIP)),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize('settings', [BFLOAT16 | SKIP, BFLOAT16, MICROBATCHES, SKIP])
 def test_a_gan_trains_with_what_the_loop_offers_every_experiment(tmp_path, settings):
     flags = image_records.write_data(tmp_path, train__steps=3, devices__replicas=2, **settings)
     assert door(*flags, f'--workdir={tmp_path / "run"}') == 0
@@ -330,6 +326,7 @@ def test_synchronised_batch_norm_has_the_statistics_of_the_joint_batch(tmp_path)
     assert relative_difference(found['sync_batch', 1], found['batch', 2]) > 1e-3  # which has those of each half
 
 
+@pytest.mark.slow
 def test_a_discriminator_that_is_always_right_is_said_once_in_words(tmp_path, capsys):
     flags = image_records.write_data(
         tmp_path,
@@ -352,6 +349,7 @@ def test_a_discriminator_that_is_always_right_is_said_once_in_words(tmp_path, ca
     assert 'WARNING' not in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_loss_that_is_not_finite_stops_the_run_and_names_the_player(tmp_path, capsys):
     flags = image_records.write_data(tmp_path, train__steps=20, model__loss='hinge', model__penalty='none')
     flags += overrides(generator__name='sgd', generator__learning_rate=1e38)
@@ -377,6 +375,7 @@ def test_settings_that_do_not_go_together_are_refused_in_one_line(tmp_path, caps
     assert said in error and '\n' not in error
 
 
+@pytest.mark.slow
 def test_the_samples_are_of_the_same_latent_points_every_time_in_the_workdir_and_in_tensorboard(tmp_path):
     still = overrides(generator__learning_rate=0.0, discriminator__learning_rate=0.0, eval__every=2, model__classes=3)
     flags = [*image_records.write_data(tmp_path, train__steps=4, eval__at_start='true'), *still]

@@ -15,13 +15,12 @@ GAMES = [
 
 
 def cases():
-    """One of them on 2 replicas; the others, and on 4, among the long proofs."""
     for game in GAMES:
         for replicas in (2, 4):
-            marks = [] if replicas == 2 and game['loss'] == 'hinge' else [pytest.mark.slow]
-            yield pytest.param(game, replicas, marks=marks, id=f'{game["loss"]}-{game["penalty"]}-{replicas}')
+            yield pytest.param(game, replicas, id=f'{game["loss"]}-{game["penalty"]}-{replicas}')
 
 
+@pytest.mark.slow  # tests/test_three_objectives.py has the update of one on 2 replicas in short
 @pytest.mark.parametrize('game, replicas', cases())
 def test_replicas_make_the_update_of_one_when_noise_goes_with_the_record(tmp_path, game, replicas):  # C38
     train = {f'train__{key}': game[key] for key in ('fresh_batches', 'update_order') if key in game}

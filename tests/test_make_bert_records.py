@@ -142,6 +142,7 @@ def test_text_that_cannot_be_used_is_refused_in_one_line(tmp_path, capsys, words
     assert not (tmp_path / 'records').exists()
 
 
+@pytest.mark.slow
 def test_without_data_the_experiment_trains_on_docstrings_and_says_what_to_beat(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(maker, 'MOST_CHARACTERS', 60_000)
     words = [

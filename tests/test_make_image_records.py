@@ -113,7 +113,11 @@ def make_bad(folder, where, size=None):
 
 
 @pytest.mark.parametrize(
-    'size, said', [(None, 'holds 40 bytes that are no PNG or JPEG'), ((9, 8, 1), 'is an image of 9x8 pixels')]
+    'size, said',
+    [
+        (None, 'holds 40 bytes that are no PNG or JPEG'),
+        pytest.param((9, 8, 1), 'is an image of 9x8 pixels', marks=pytest.mark.slow),
+    ],
 )
 def test_an_image_that_is_broken_deep_in_the_files_stops_the_run_and_is_named(tmp_path, capsys, size, said):
     """Number 200 is record 50 of the first file, beyond what is looked at before the first step."""
@@ -138,6 +142,7 @@ def test_an_error_that_is_not_of_the_records_images_looks_at_no_record(tmp_path,
     assert capsys.readouterr().out == ''
 
 
+@pytest.mark.slow
 def test_an_image_that_is_broken_is_skipped_on_request_with_weight_0(tmp_path, capsys):
     flags = [*make_bad(tmp_path, 200), '--config.data.on_bad_record=skip']
     assert door(*flags, '--config.train.steps=60', f'--workdir={tmp_path / "run"}') == 0

@@ -126,6 +126,7 @@ def test_a_worker_of_another_cluster_or_run_is_refused_and_ends_nothing_but_itse
     assert [line for line in said if 'was given another' in line and 'the others are waited for' in line]
 
 
+@pytest.mark.slow
 def test_workers_with_different_numbers_of_gpus_are_refused_all():
     addresses = tuple(free_addresses(3))
     each = [{'replicas': 2}, {'replicas': 2}, {'replicas': 4}]

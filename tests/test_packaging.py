@@ -233,6 +233,7 @@ def train_here(python, words):
     return done.stdout
 
 
+@pytest.mark.slow
 def test_it_trains_from_a_folder_that_has_tools_and_experiments_of_its_own(a_folder_with_packages_of_ones_own):
     words = write_data(a_folder_with_packages_of_ones_own)
     assert 'Dry run: the run could start.' in train_here(sys.executable, words)

@@ -251,6 +251,7 @@ def read_events(path):
     return tf.compat.v1.train.summary_iterator(str(path))
 
 
+@pytest.mark.slow
 def test_tensorboard_has_the_numbers_of_metrics_jsonl_once_after_a_signal_and_a_kill(flags, tmp_path):
     """Whatever the times of its files say."""
     words = [*flags, *overrides(train__steps=200, checkpoint__every=50, eval__every=40), f'--workdir={tmp_path}']
@@ -315,6 +316,7 @@ def test_an_evaluation_can_be_cut_to_some_global_batches(flags, tmp_path, capsys
     assert '2 files, a sample of 8, drawn by train.seed, of 13 records' in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_the_plan_says_how_other_steps_change_the_learning_rate(flags, copied, capsys):
     """It had come to 0; the next start is told nothing, for it has the steps of the one before."""
     assert door(*flags, *SHORT, f'--workdir={copied}', '--dry_run') == 0
@@ -482,6 +484,7 @@ def test_a_run_that_began_with_the_decay_of_lamb_elsewhere_is_told_so(flags, tmp
     assert ('began when seeds had 32 bits' in said) == older
 
 
+@pytest.mark.slow
 def test_a_run_that_began_with_other_seeds_is_told_so_once(flags, tmp_path, capsys):
     words, note = [*flags, *overrides(train__steps=1), f'--workdir={tmp_path / "run"}'], tmp_path / 'run' / 'run.json'
     assert door(*words) == 0

@@ -24,7 +24,9 @@ def make_shard(records, block, window, number=0):
     return layout.shards[number]
 
 
-@pytest.mark.parametrize('records, block, window', [(60, 4, 12), (64, 1, 8), (48, 6, 48)])
+@pytest.mark.parametrize(
+    'records, block, window', [(60, 4, 12), pytest.param(64, 1, 8, marks=pytest.mark.slow), (48, 6, 48)]
+)
 def test_over_many_epochs_every_place_of_every_record_is_as_likely(records, block, window):
     shard, epochs = make_shard(records, block, window), 4000
     order = shard.take(0, epochs * records).reshape(epochs, records)

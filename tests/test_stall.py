@@ -53,11 +53,12 @@ def stand_still(tmp_path, where, wait):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     'where, remedy',
     [
         ('step', 'for its devices, devices.stall_seconds=5 longer than the steps before took: try --config.devices.'),
-        pytest.param('input', 'for its input, devices.stall_seconds=5 longer than', marks=pytest.mark.slow),
+        ('input', 'for its input, devices.stall_seconds=5 longer than'),
     ],
 )
 def test_a_run_that_stands_still_says_where_and_what_to_try_and_ends_with_75(tmp_path, where, remedy):
@@ -98,7 +99,13 @@ with watch.watching():
 """
 
 
-@pytest.mark.parametrize('wait, said', [(SLEEP, 'stalled: step 9 waits for its devices'), (LOCK, 'Timeout (0:00:02')])
+@pytest.mark.parametrize(
+    'wait, said',
+    [
+        (SLEEP, 'stalled: step 9 waits for its devices'),
+        pytest.param(LOCK, 'Timeout (0:00:02', marks=pytest.mark.slow),
+    ],
+)
 def test_only_a_loop_that_takes_too_long_is_ended(wait, said):
     done = subprocess.run(
         [sys.executable, '-c', PROGRAM.format(wait=wait)], capture_output=True, text=True, timeout=DEADLINE

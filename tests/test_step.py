@@ -194,6 +194,7 @@ def test_what_is_wrong_with_an_evaluation_is_found_before_the_first_step(tmp_pat
     assert not (tmp_path / 'run').exists()
 
 
+@pytest.mark.slow
 def test_a_report_has_the_mean_of_a_steps_updates_and_their_largest_gradient(tmp_path):
     """The same four batches, in two steps of two updates each and in four steps; no weight moves."""
     found = []
@@ -250,6 +251,7 @@ def test_a_loss_that_is_not_finite_stops_the_run_with_exit_3_and_saves_nothing_a
     assert all(np.isfinite(value).all() for value in run.weights.values())
 
 
+@pytest.mark.slow
 def test_a_summary_in_the_step_is_written_once_a_step(tmp_path):  # C51
     """When a report is due, and with its number."""
     flags = line_flags(tmp_path, summary="tf.summary.scalar('in_step', each[0])")

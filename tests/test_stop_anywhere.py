@@ -138,6 +138,7 @@ def test_a_signal_in_the_same_evaluation_again_and_in_the_last_loses_none(flags,
     assert [line['step'] for line in Workdir(tmp_path).lines('eval')] == [EVAL_EVERY]
 
 
+@pytest.mark.slow
 @pytest.mark.xdist_group('stop')
 def test_a_signal_before_the_first_step_ends_with_exit_75_and_says_so(flags, tmp_path):
     with running(*flags, f'--workdir={tmp_path}') as process:

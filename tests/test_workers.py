@@ -279,6 +279,7 @@ def test_the_others_end_when_a_worker_is_lost_and_name_it_and_the_checkpoint(fla
     assert words_for_the_door(printed_after('Go on with: ', error)) == words
 
 
+@pytest.mark.slow
 @pytest.mark.xdist_group('workers')
 def test_workers_that_are_given_different_things_are_refused_by_name(flags, tmp_path):
     words = [*flags, *TOGETHER, f'--workdir={tmp_path}']
