@@ -19,6 +19,8 @@ from ctl.settings import BASE, OPTIMIZER, Setting, Value
 CHANGEABLE = (
     *('train.steps', 'train.steps_per_loop', 'train.microbatches', 'train.deterministic'),
     *('devices.', 'eval.', 'checkpoint.', 'log.'),
+    # Where the files are. What is in them is another matter: of training files, the digest must stay.
+    *('data.train', 'data.eval'),
     # A damaged record is out of the index from the first start on; one that is wrong keeps its place.
     *('data.on_bad_record', 'data.max_bad_records'),
     *('train.on_nonfinite', 'train.max_nonfinite', 'train.watch_steps'),

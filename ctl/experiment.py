@@ -18,6 +18,9 @@ from ctl.errors import UserError
 # Feature name -> tf.Tensor [B, ...]; nothing here needs TensorFlow, which takes seconds to import.
 Batch = dict[str, Any]
 
+# What ctl puts into every batch, besides features.
+BATCH_NAMES = ('record', 'example_weight', 'example_seed', 'evaluation_place')
+
 FOLDER = pathlib.Path(__file__).resolve().parent.parent / 'experiments'
 
 
@@ -32,6 +35,8 @@ class Feature:
       also_called: other names the feature has in the wild; the first record decides.
       below: ids must be in [0, below); None for any.
       shape_setting: the config key that sets the shape, for the remedy in an error.
+      shape_choices: what that key can be set to; empty for anything.
+      shape_remedy: what to do about a shape that it cannot be set to.
       below_setting: the config key that sets `below`, likewise.
       below_remedy: what to do about an id beyond it.
       missing_remedy: what to do when records do not have the feature.
@@ -42,6 +47,8 @@ class Feature:
     also_called: tuple[str, ...] = ()
     below: int | None = None
     shape_setting: str = ''
+    shape_choices: tuple[int, ...] = ()
+    shape_remedy: str = ''
     below_setting: str = ''
     below_remedy: str = ''
     missing_remedy: str = ''
@@ -62,7 +69,7 @@ class Objective:
         the run's seed, objective, step, update, replica and microbatch alone; None in evaluation. Row i of
         `batch['example_seed']`, int64 [B, 2], is one of the run's seed, objective, step, update and record i alone, on
         any hardware; in evaluation of the record alone. Two records of one update never have the same one, nor do two
-        microbatches the same `seed`; otherwise two are equal by accident, one pair in 2^32 (see `ctl.seeds`).
+        microbatches the same `seed`; otherwise two are equal by accident, one pair in 2^64 (see `ctl.seeds`).
       optimizer: the config section with the settings of `settings.OPTIMIZER`.
       updates: weight updates in one step.
       watched: metrics that training measures and reports too -> what it means when one stays at 0, and at 1.
@@ -106,7 +113,12 @@ class Tally:
 
     sums: Callable[[Batch], Mapping[str, Any]]
     values: Callable[[Mapping[str, Any]], Mapping[str, float]]
-    names: Sequence[str]
+    names: Sequence[str] = ()
+
+    def __post_init__(self):
+        """Raises UserError where there are no names: older versions of ctl asked for none."""
+        if not self.names:
+            raise UserError('tallies: a Tally has no names. Give it those of what its `values` returns.')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -167,7 +179,13 @@ class Experiment:
     pictures: Callable[[], Mapping[str, Any]] | None = None
 
     def __post_init__(self):
-        """Raises UserError when two objectives have one name, or own the same variable."""
+        """Raises UserError when two objectives have one name, or own a variable, or a feature has a name of ctl's."""
+        for name in BATCH_NAMES:
+            if name in self.features:
+                raise UserError(
+                    f'features: {name} is a name of what ctl puts into every batch: call the feature otherwise, and '
+                    f'give {name} in also_called where the records have it.'
+                )
         owners: dict[int, Objective] = {}
         for number, objective in enumerate(self.objectives):
             if objective.name in [other.name for other in self.objectives[:number]]:

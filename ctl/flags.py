@@ -19,6 +19,7 @@ from ctl.command_line import Program, asks_for_help, quiet_tensorflow, say_aside
 from ctl.commands import command
 from ctl.errors import UserError
 from ctl.experiment import list_experiments, load_experiment
+from ctl.paths import local_path
 from ctl.runtime import workdir as workdir_lib
 
 # Set by a program that starts this one, for the message on how to go on: the command that the person typed.
@@ -89,9 +90,9 @@ class ExperimentProgram(Program):
             return None
         values, _ = self.read_flags(known)
         quiet_tensorflow(values.verbosity)
-        # A shell leaves the ~ of --workdir=~/run alone.
-        values.workdir = os.path.expanduser(values.workdir)
-        values.experiment = os.path.expanduser(values.experiment)
+        for name in ('workdir', 'experiment'):
+            if values[name].value:
+                values[name].value = str(local_path(values[name].value, f'--{name}'))
         run = _Run.in_workdir(values.workdir)
         experiment = self._choose_experiment(values, run)
         name = pathlib.Path(experiment).stem

@@ -92,7 +92,7 @@ BASE = {
             'a damaged or wrong record stops the run, or is left out or given weight 0',
             choices=('fail', 'skip'),
         ),
-        'max_bad_records': Setting(100, 'bad records, each counted once, that may be skipped', minimum=0),
+        'max_bad_records': Setting(100, 'bad records, each counted once, that a worker may skip', minimum=0),
     },
     'eval': {
         'every': Setting(500, 'steps between evaluations; one always comes at the end; 0 is only that one', minimum=0),

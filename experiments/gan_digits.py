@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 import ml_collections
 
+from ctl.command_line import say_aside
 from ctl.config import Setting
 from ctl.experiment import DefaultData, Experiment, Feature
 from ctl.gan import players
@@ -57,5 +58,5 @@ def make_experiment(config: ml_collections.ConfigDict) -> Experiment:
         channels=1,
         blocks=2,
         classes=classes,
-        extract=make_digits.load_extractor(make_digits.folder(print)),
+        extract=make_digits.load_extractor(make_digits.folder(say_aside)),
     )

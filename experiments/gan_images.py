@@ -21,6 +21,8 @@ from ctl.experiment import DefaultData, Experiment, Feature
 from ctl.gan import players
 from ctl.gan.images import BASE, CHANNELS, SIZES
 
+MAKER = command('tools.make_image_records', 'FOLDER', '--output=records')
+
 
 def get_config() -> ml_collections.ConfigDict:
     adam = dict(
@@ -48,7 +50,7 @@ def get_config() -> ml_collections.ConfigDict:
 def make_default_data(config: ml_collections.ConfigDict, say: Callable[[str], None]) -> DefaultData:
     raise UserError(
         'data.train is not set: gan_images trains on your images. Make records of them, which also prints the command: '
-        f'{command("tools.make_image_records", "FOLDER", "--output=records")}'
+        f'{MAKER}'
     )
 
 
@@ -56,7 +58,15 @@ def make_experiment(config: ml_collections.ConfigDict) -> Experiment:
     settings = config.model
     size, channels = settings.size, settings.channels
     features = {
-        'image': Feature((size, size, channels), 'image', also_called=('image/encoded',), shape_setting='model.size')
+        'image': Feature(
+            (size, size, channels),
+            'image',
+            also_called=('image/encoded',),
+            shape_setting='model.size',
+            shape_choices=SIZES,
+            shape_remedy=f'gan_images trains on squares of {", ".join(map(str, SIZES))} pixels, all of one size. Make '
+            f'such records of a folder of images: {MAKER}',
+        )
     }
     if settings.classes:
         features['label'] = Feature(
@@ -100,7 +110,12 @@ def load_inception(path: str) -> Callable[[tf.Tensor], tf.Tensor]:
       UserError: when the file does not hold the weights.
     """
     try:
-        model = keras.applications.InceptionV3(include_top=False, weights=path, pooling='avg')
+        policy = keras.config.dtype_policy()
+        keras.config.set_dtype_policy('float32')  # distances between features of 8 bits would compare with no others
+        try:
+            model = keras.applications.InceptionV3(include_top=False, weights=path, pooling='avg')
+        finally:
+            keras.config.set_dtype_policy(policy)
     except Exception as error:  # whatever Keras, or what reads the file, has against it
         raise UserError(f'model.inception_weights={path}: {" ".join(str(error).split())[:200]}') from None
 

@@ -10,11 +10,12 @@ import tensorflow as tf
 
 from ctl.data import pipeline
 from ctl.data.bad_records import BadRecords
-from ctl.data.index import find_files, load_index
+from ctl.data.index import load_index
 from ctl.data.inputs import make_layout
 from ctl.data.records import make_source
 from ctl.errors import GuardError
 from ctl.experiment import Experiment
+from ctl.paths import find_files
 from experiments import bert_mlm
 from tests import bert_records
 from tests.bert_records import LENGTH, VOCAB, make_record, write_file

@@ -12,9 +12,10 @@ import rich.console
 import tensorflow as tf
 
 from ctl.data import tables
-from ctl.data.index import find_files, load_index
+from ctl.data.index import load_index
 from ctl.data.scan import FileRecords
 from ctl.errors import UserError
+from ctl.paths import find_files
 from tests import bert_records
 from tools import index_records
 

@@ -7,8 +7,9 @@ import tensorflow as tf
 from ctl.config import base_config
 from ctl.data import records
 from ctl.data.bad_records import BadRecords
-from ctl.data.index import find_files, load_index
+from ctl.data.index import load_index
 from ctl.experiment import Feature, unchanged
+from ctl.paths import find_files
 from tests.runs import Workdir, door, overrides, printed_after, words_for_the_door
 from tools import make_image_records
 
@@ -74,10 +75,10 @@ def test_a_file_that_is_no_image_is_named_and_may_be_left_out(tmp_path, capsys):
     words = [str(tmp_path / 'photos'), f'--output={tmp_path / "records"}', '--size=8']
     assert make_image_records.main(words) == 2
     error = capsys.readouterr().err.strip()
-    assert error == f'error: {bad}: is no PNG or JPEG. Remove it, or leave such out: --skip_bad.'
+    assert error == f'error: {bad}: is no image. Remove it, or leave such out: --skip_bad.'
     assert not (tmp_path / 'records').exists()
     assert make_image_records.main([*words, '--skip_bad']) == 0
-    assert f'left out: {bad} is no PNG or JPEG.' in capsys.readouterr().out
+    assert f'left out: {bad}: is no image.' in capsys.readouterr().out
     assert len(read(tmp_path / 'records', 'train')) == 38
 
 
@@ -85,7 +86,7 @@ def test_a_file_that_is_no_image_is_named_and_may_be_left_out(tmp_path, capsys):
     'make, words, said',
     [
         (lambda folder: None, [], 'is no folder'),
-        (lambda folder: write_images(folder, 5), [], 'has 5 PNG or JPEG files; it takes 20'),
+        (lambda folder: write_images(folder, 5), [], 'has 5 images; it takes 20'),
         (lambda folder: write_images(folder), ['--size=48'], '--size=48: take one of 8, 16, 32, 64, 128'),
         (lambda folder: write_images(folder), ['--channels=2'], '--channels=2: take 3 for colour'),
         (lambda folder: (write_images(folder), write_images(folder, 1, ())), [], 'lies beside subfolders'),

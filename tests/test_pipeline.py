@@ -10,10 +10,11 @@ import tensorflow as tf
 
 from ctl.data import choices, pipeline, shards
 from ctl.data.bad_records import BadRecords
-from ctl.data.index import find_files, load_index
+from ctl.data.index import load_index
 from ctl.data.records import make_source
 from ctl.data.streams import CompressedFile
 from ctl.experiment import Experiment, Feature
+from ctl.paths import find_files
 from experiments import bert_mlm
 from tests import bert_records
 

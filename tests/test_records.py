@@ -4,12 +4,14 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from ctl.config import base_config
 from ctl.data import pipeline, records
 from ctl.data.bad_records import BadRecords
-from ctl.data.index import find_files, load_index
+from ctl.data.index import load_index
 from ctl.data.inputs import make_layout
 from ctl.errors import UserError
-from ctl.experiment import Experiment
+from ctl.experiment import BATCH_NAMES, Experiment, Feature
+from ctl.paths import find_files
 from experiments import bert_mlm
 from tests import bert_records
 from tests.bert_records import LENGTH, PREDICTIONS, VOCAB, make_record, write_file
@@ -47,16 +49,70 @@ def wrong_last_file(tmp_path, **changed):
 
 
 def test_features_of_another_length_are_refused_with_the_setting_that_fits(flags, tmp_path, capsys):  # C19
-    wrong_last_file(tmp_path, input_ids=np.full(128, 7), masked_lm_positions=np.zeros(20, int))
-    assert door(*flags, '--dry_run') == 2
-    error = capsys.readouterr().err
-    assert 'train-1.tfrecord: record 0: feature input_ids has 128 values, expected 16' in error
-    assert 'set --config.model.max_length=128' in error
+    longer = {name: np.zeros(24, int) for name in ('input_ids', 'input_mask', 'segment_ids')}
+    longer |= {name: np.zeros(7, int) for name in ('masked_lm_positions', 'masked_lm_ids')}
+    for file in ('train-0', 'train-1', 'eval-0', 'eval-1'):
+        changed = {**longer, 'masked_lm_weights': np.ones(7, np.float32)}
+        write_file(tmp_path / f'{file}.tfrecord', [make_record(RNG, **changed) for _ in range(20)])
+    told = []
+    for setting in ('model.max_length=24', 'model.max_predictions=7'):
+        assert door(*flags, *told, '--dry_run') == 2
+        error = capsys.readouterr().err
+        assert 'train-0.tfrecord: record 0: feature' in error and f'set --config.{setting}.' in error
+        told.append(f'--config.{setting}')
+    assert door(*flags, *told, '--dry_run') == 0
 
 
-def test_predictions_of_another_length_are_refused(flags, tmp_path):
+def test_a_record_of_another_length_than_those_before_it_is_not_to_be_set_right(flags, tmp_path):
     wrong_last_file(tmp_path, masked_lm_ids=np.full(20, 7))
-    assert 'masked_lm_ids has 20 values, expected 5: set --config.model.max_predictions=20' in refused(tmp_path)
+    assert refused(tmp_path).endswith(
+        'train-1.tfrecord: record 0: feature masked_lm_ids has 20 values, expected 5 as the records before it have. '
+        'Make the records again, with one for all.'
+    )
+
+
+def test_records_without_features_are_said_to_have_none(flags, tmp_path, capsys):  # N15
+    for file in ('train-0', 'train-1'):
+        write_file(tmp_path / f'{file}.tfrecord', [{}] * 20)
+    assert door(*flags, '--dry_run') == 2
+    assert 'record 0 has no feature input_ids or input_word_ids; it has none.' in capsys.readouterr().err
+
+
+def test_a_number_beyond_int32_is_refused_and_does_not_wrap_around(tmp_path):
+    """Deep in the files as well, where no record is looked at before the first step."""
+    features = {'number': Feature(())}
+    for place in (0, 150):
+        records_of = [{'number': np.array([2**31 + 5 if i == place else i])} for i in range(200)]
+        write_file(tmp_path / 'train-0', records_of)
+        index = load_index([str(tmp_path / 'train-0')])
+        with pytest.raises(UserError, match=f'record {place}: feature number has 2147483653, which is beyond int32'):
+            source = records.make_source(index, Experiment(features, {}, []), BadRecords(base_config().data, print))
+            config = base_config(train=dict(global_batch_size=8))
+            layout = make_layout(index, config, 1, 'file')
+            with records.explained(source):
+                dataset = pipeline.make_train_dataset_fn(source, layout, 0)(tf.distribute.InputContext())
+                list(dataset.take(25))
+
+
+@pytest.mark.parametrize('name', BATCH_NAMES)
+def test_a_feature_with_a_name_of_ctls_is_refused(name):
+    with pytest.raises(UserError, match=f'features: {name} is a name of what ctl puts into every batch'):
+        Experiment({name: Feature(())}, {}, [])
+
+
+def test_images_that_no_setting_fits_are_told_which_tool_makes_some(tmp_path, capsys):  # N13
+    for split in ('train', 'eval'):
+        images = [{'image/encoded': tf.io.encode_png(np.zeros((50 + i, 40, 3), np.uint8)).numpy()} for i in range(20)]
+        write_file(tmp_path / f'{split}-0', images)
+    words = ['--experiment=gan_images', *overrides(data__train=f'{tmp_path}/train*', data__eval=f'{tmp_path}/eval*')]
+    assert door(*words, '--dry_run') == 2
+    error = capsys.readouterr().err
+    assert 'is an image of 50x40 pixels, expected 64x64. gan_images trains on squares of 8, 16, 32, 64, 128' in error
+    assert 'tools.make_image_records FOLDER --output=records' in error and 'set --config' not in error
+    for split in ('train', 'eval'):
+        write_file(tmp_path / f'{split}-0', [{'image': tf.io.encode_png(np.zeros((8, 8, 3), np.uint8)).numpy()}] * 20)
+    assert door(*words, '--dry_run') == 2
+    assert 'set --config.model.size=8.' in capsys.readouterr().err
 
 
 def test_a_missing_feature_is_named_with_what_there_is(flags, tmp_path):

@@ -156,11 +156,8 @@ def test_a_changed_key_is_refused_and_nothing_is_touched(flags, copied, capsys):
 
 @pytest.mark.parametrize('change', ['nothing', 'add a record', 'add a file', 'remove a file'])
 def test_a_run_whose_training_files_changed_is_refused(flags, copied, tmp_path, capsys, change):
-    """The run's own files are those of other tests, so it is told that they are where their copies are."""
+    """Not where they are counts, but what is in them."""
     words = [*write_shallow(tmp_path), '--config.model.dropout=0.1', *SHORT, f'--workdir={copied}']
-    config = (copied / 'config.json').read_text()
-    (train,) = [word.partition('=')[2] for word in flags if word.startswith('--config.data.train=')]
-    (copied / 'config.json').write_text(config.replace(os.path.dirname(train), str(tmp_path)))
     if change == 'add a file':
         (tmp_path / 'train-9.tfrecord').write_bytes((tmp_path / 'train-0.tfrecord').read_bytes())
     elif change == 'remove a file':

@@ -93,10 +93,16 @@ def _one_by_one(source, batch_size: int):
     import tensorflow as tf
 
     from ctl.data import pipeline
+    from ctl.data.records import decode_image
 
     def parse(serialized):
         parsed = tf.io.parse_single_example(serialized, pipeline.parsing_spec(source))
-        return {name: tf.cast(parsed[source.names[name]], f.dtype) for name, f in source.features.items()}
+        return {
+            name: decode_image(parsed[source.names[name]], f.shape)
+            if f.dtype == 'image'
+            else tf.cast(parsed[source.names[name]], f.dtype)
+            for name, f in source.features.items()
+        }
 
     files = tf.data.Dataset.from_tensor_slices(list(source.index.files)).shuffle(len(source.index.files)).repeat()
     records = files.interleave(

@@ -51,7 +51,7 @@ def check(request: flags.ExperimentRequest) -> None:
     _make_comparable(config)
     config.devices.replicas, config.devices.strategy = most, 'auto'
     devices.make_strategy(config.devices)  # the virtual devices, before anything else
-    source, layout = _read_data(request, most)
+    source, layout = _read_data(request)
 
     causes = _causes(request, source, layout)
     results = {topology: _train(request, source, layout, *topology) for topology in topologies}
@@ -92,8 +92,8 @@ def _numbers(request: flags.ExperimentRequest, name: str) -> list[int]:
     return [int(word) for word in words]
 
 
-def _read_data(request: flags.ExperimentRequest, most: int):
-    """The training records, and a layout whose shards every number of replicas up to `most` can carry."""
+def _read_data(request: flags.ExperimentRequest):
+    """The training records, and their layout."""
     from ctl.data import choices, records
     from ctl.data.inputs import choose_data, find_data
 
@@ -181,7 +181,8 @@ def _differences(expected: dict, found: dict) -> dict[str, dict[str, float]]:
     """Norm of the difference over the norm of the expected, for every part of every kind."""
 
     def difference(a: np.ndarray, b: np.ndarray, scale: float) -> float:
-        return float(np.linalg.norm(np.asarray(a, np.float64) - b) / scale) if scale else 0.0
+        found = float(np.linalg.norm(np.asarray(a, np.float64) - b) / scale) if scale else 0.0
+        return found if np.isfinite(found) else np.inf  # and no nan, which is larger than nothing
 
     differences = {}
     for kind, parts in expected.items():
@@ -275,6 +276,8 @@ def _cause(whole: _Measured, again: _Measured, first: _Measured, second: _Measur
             'statistics, a mean taken inside the replica, or something else that mixes examples.'
         )
     difference = np.linalg.norm(whole.gradient - first.gradient - second.gradient)
+    if not np.isfinite(whole.gradient).all():
+        return 'its gradient is not finite on a batch: a root or a logarithm at 0, or a division by it.'
     if difference > TOLERANCE * np.linalg.norm(whole.gradient):
         return (
             'the gradients of the halves do not add up to that of the batch: a clip before the reduce, or another '

@@ -14,6 +14,7 @@ from absl import flags
 
 from ctl.command_line import Program, Request
 from ctl.errors import GuardError
+from ctl.paths import find_files
 
 # Damaged records listed; of more, only the number.
 MOST_LINES = 20
@@ -39,11 +40,11 @@ def index(request: Request) -> None:
       GuardError: when records are damaged.
     """
     from ctl.data import tables
-    from ctl.data.index import find_files, load_index
+    from ctl.data.index import load_index
     from ctl.runtime import reporting
 
     reporting.quiet(-1)
-    found = load_index(find_files(','.join(request.words), 'files'), reporting.make_console())
+    found = load_index(find_files(request.words, 'FILES'), reporting.make_console())
     compressed = int(found.sequential.sum())
     print(f'{len(found.files)} files, {found.records:,} records' + (f'; {compressed} compressed' if compressed else ''))
     if request.own['write']:

@@ -22,6 +22,7 @@ from absl import flags
 from ctl.command_line import Program, Request
 from ctl.errors import GuardError, Interrupted, UserError
 from ctl.flags import COMMAND_VARIABLE
+from ctl.runtime import signals
 from ctl.settings import BASE
 
 # How long the others have to end by themselves when one has ended with an error that would come again.
@@ -36,7 +37,9 @@ def _define(values: flags.FlagValues) -> None:
     flags.DEFINE_integer('restarts', 0, 'times that all are started again', lower_bound=0, flag_values=values)
 
 
-PROGRAM = Program('tools.launch', __doc__, _define, words='-- FLAGS_OF_CTL_TRAIN', least=1, most=None)
+PROGRAM = Program(
+    'tools.launch', __doc__, _define, words='-- FLAGS_OF_CTL_TRAIN', least=1, most=None, outlives_output=True
+)
 
 
 def main(argv: list[str]) -> int:
@@ -47,7 +50,7 @@ def main(argv: list[str]) -> int:
 def launch(request: Request) -> int:
     """Does what is asked for, and returns the exit code of the run."""
     launcher = _Launcher(request.own['workers'], request.words, request.command)
-    before = {number: signal.signal(number, launcher.pass_on) for number in (signal.SIGTERM, signal.SIGINT)}
+    before = {number: signal.signal(number, launcher.pass_on) for number in signals.heard()}
     try:
         for left in range(request.own['restarts'], -1, -1):
             code = launcher.run()

@@ -2,14 +2,14 @@
 
     python -m tools.make_bert_records --text='corpus/*.txt' --output=records --vocab_size=30522 --max_length=128
 
-Text has a sentence a line and a blank line between documents, as google-research/bert wants it; it is held in memory
-while it is worked on. Without `--text` it takes the docstrings of installed Python packages: real English that is on
-every machine that can run this.
+Text has a sentence a line and a blank line between documents, as google-research/bert wants it, in UTF-8 or with a byte
+order mark; it is held in memory while it is worked on. Of a line with more tokens than a record holds, the rest goes
+into further records. --text takes several globs, with commas between them. Without it, docstrings of installed Python
+packages are taken: real English that is on every machine that can run this.
 """
 
 import ast
 import collections
-import glob
 import hashlib
 import importlib.metadata
 import importlib.util
@@ -29,6 +29,8 @@ from ctl.commands import command
 from ctl.errors import UserError
 from ctl.experiment import DefaultData
 from ctl.files import appears_whole, cache_folder
+from ctl.paths import local_path
+from tools import text_files
 
 Documents = list[list[str]]  # documents of sentences
 TokenDocuments = list[list[list[int]]]
@@ -42,7 +44,7 @@ MOST_CHARACTERS = 4_000_000
 TRAIN_FILES, EVAL_FILES = 8, 2
 HELD_OUT = 20  # every 20th document is for evaluation
 MASKED_PART = 0.15
-MAKER = 1  # raise it when the code below makes other records of the same text
+MAKER = 2  # raise it when the code below makes other records of the same text
 PASSES = 3  # over the training text, each with other pairs and other masks
 
 
@@ -125,22 +127,6 @@ def _looks_like_prose(text: str) -> bool:
     return sum(c.isalpha() or c in ' ,.' for c in text) > 0.9 * len(text)
 
 
-def read_text(pattern: str) -> Iterator[list[str]]:
-    """Documents of sentences from text files: a sentence a line, a blank line between documents.
-
-    Raises:
-      UserError: when no file matches.
-    """
-    paths = sorted(glob.glob(pattern, recursive=True))
-    if not paths:
-        raise UserError(f'--text={pattern}: no file matches.')
-    for path in paths:
-        lines = (line.strip() for line in pathlib.Path(path).read_text(encoding='utf8').splitlines())
-        for is_text, group in itertools.groupby(lines, bool):
-            if is_text:
-                yield list(group)
-
-
 def write_records(documents: Documents, folder: pathlib.Path, vocab_size: int, max_length: int, max_predictions: int):
     """Learns a vocabulary; writes `train-*.tfrecord`, `eval-*.tfrecord`, `vocab.txt` and `about.json` to `folder`."""
     from tools import record_files  # imports TensorFlow
@@ -153,6 +139,13 @@ def write_records(documents: Documents, folder: pathlib.Path, vocab_size: int, m
     shape = (vocab_size, max_length, max_predictions)
     train = [x for i in range(PASSES) for x in make_instances(train_tokens, np.random.default_rng(i), *shape)]
     evaluation = list(make_instances(eval_tokens, np.random.default_rng(PASSES), *shape))
+    for name, instances, tokens in (('training', train, train_tokens), ('evaluation', evaluation, eval_tokens)):
+        if not instances:
+            raise UserError(
+                f'no record for {name} can be made: its documents ({len(tokens)}) are of one sentence, and it takes a '
+                f'second sentence or another document. Every {HELD_OUT}th document is held out for evaluation, so that '
+                f'{2 * HELD_OUT} are always enough.'
+            )
     record_files.write(folder, 'train', TRAIN_FILES, train)
     record_files.write(folder, 'eval', EVAL_FILES, evaluation)
     record_files.write_index(folder)
@@ -184,10 +177,12 @@ def learn_vocabulary(sentences: list[str], folder: pathlib.Path, vocab_size: int
 
 
 def _tokenize(documents: Documents, tokenizer: tokenizers.BertWordPieceTokenizer) -> TokenDocuments:
-    return [
+    """The tokens of sentences, and of documents, that have any: a zero-width space has none."""
+    tokenized = (
         [encoded.ids for encoded in tokenizer.encode_batch(document, add_special_tokens=False) if encoded.ids]
         for document in documents
-    ]
+    )
+    return [document for document in tokenized if document]
 
 
 def unigram_loss(training: TokenDocuments, evaluation: Sequence[dict], vocab_size: int) -> float:
@@ -211,7 +206,7 @@ def make_instances(
     """
     room = max_length - 3  # [CLS], [SEP], [SEP]
     for number, document in enumerate(documents):
-        sentences = [sentence[:room] for sentence in document]
+        sentences = [piece for sentence in document for piece in _pieces(sentence, room)]
         i = 0
         while i < len(sentences):
             chunk = [sentences[i]]
@@ -232,6 +227,12 @@ def make_instances(
                 second = sum(documents[other][start : start + 4], [])
             _truncate(first, second, room)
             yield _mask(first, second, int(elsewhere), rng, vocab_size, max_length, max_predictions)
+
+
+def _pieces(sentence: list[int], room: int) -> Iterator[list[int]]:
+    """The sentence, or where it is longer than a record has room for, parts of it of which a record takes two."""
+    length = len(sentence) if len(sentence) <= room else room // 2
+    yield from (sentence[start : start + length] for start in range(0, len(sentence), length))
 
 
 def _truncate(first: list[int], second: list[int], room: int) -> None:
@@ -264,7 +265,7 @@ def _mask(first, second, label, rng, vocab_size, max_length, max_predictions) ->
 
 def _define(values: flags.FlagValues) -> None:
     flags.DEFINE_string(
-        'text', '', 'glob of text files; docstrings of installed packages if not given', flag_values=values
+        'text', '', 'globs of text files; docstrings of installed packages if not given', flag_values=values
     )
     flags.DEFINE_string('output', None, 'a new folder for the records', flag_values=values)
     flags.DEFINE_integer(
@@ -284,13 +285,16 @@ def main(argv: list[str]) -> int:
 
 def make(request: Request) -> None:
     """Makes the records that the flags ask for, and says what to check in them; raises UserError."""
-    text, output = request.own['text'], pathlib.Path(request.own['output'])
+    text, output = request.own['text'], local_path(request.own['output'], '--output')
     shape = {name: request.own[name] for name in ('vocab_size', 'max_length', 'max_predictions')}
     if output.exists():
         raise UserError(f'--output={output}: is there already. Name a folder that is not.')
-    documents = list(read_text(text) if text else read_docstrings())
+    documents = list(text_files.read_documents(text) if text else read_docstrings())
     if len(documents) < HELD_OUT:
-        raise UserError(f'{len(documents)} documents are too few: every {HELD_OUT}th is held out for evaluation.')
+        raise UserError(
+            f'{len(documents)} documents are too few: every {HELD_OUT}th is held out for evaluation, so it takes '
+            f'{HELD_OUT} with a blank line between them.'
+        )
     if sum(map(len, documents)) < 2 * len(documents):
         print('warning: most documents are one sentence. Does a blank line stand between sentences of one document?')
     if shape['max_predictions'] < MASKED_PART * shape['max_length']:

@@ -23,6 +23,7 @@ from ctl.commands import ROOT, install
 from ctl.errors import UserError
 from ctl.experiment import DefaultData
 from ctl.files import appears_whole, cache_folder
+from ctl.paths import local_path
 
 SIZE, CLASSES = 8, 10
 TRAIN_FILES, EVAL_FILES = 4, 2
@@ -56,7 +57,8 @@ def folder(say: Callable[[str], None]) -> pathlib.Path:
             text=True,
         )
         if made.returncode:
-            raise UserError(f'the digits cannot be made: {made.stderr.strip().splitlines()[-1]}')
+            said = made.stderr.strip().splitlines() or [f'the process ended with {made.returncode}']
+            raise UserError(f'the digits cannot be made: {said[-1]}')
     return path
 
 
@@ -172,7 +174,7 @@ def make(request: Request) -> None:
     """Makes the folder named, or the one in the cache, and says where it is; raises UserError without scikit-learn."""
     _version()
     if request.words:
-        with appears_whole(pathlib.Path(request.words[0])) as scratch:
+        with appears_whole(local_path(request.words[0], 'FOLDER')) as scratch:
             write(scratch)
     else:
         print(folder(print))

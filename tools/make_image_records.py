@@ -1,10 +1,11 @@
-"""Makes TFRecords for gan_images from a folder of PNG and JPEG files.
+"""Makes TFRecords for gan_images from a folder of images: PNG, JPEG, WebP, GIF, TIFF and what else Pillow opens.
 
     python -m tools.make_image_records FOLDER --output=records --size=64 [--channels=1] [--skip_bad]
 
 Every image is shrunk or enlarged until its shorter side fits, cut to the square in its middle, and stored as a PNG of
---size by --size pixels. Where all images lie in subfolders, the names of these are the labels: 0 for the first in the
-order of the alphabet, and so on; `labels.txt` has them. Every 20th image is held out for evaluation.
+--size by --size pixels, as a viewer shows it: turned as its EXIF says, transparent parts white, the first picture of
+an animation. Where all images lie in subfolders, the names of these are the labels: 0 for the first in the order of
+the alphabet, and so on; `labels.txt` has them. Every 20th image is held out for evaluation.
 """
 
 import concurrent.futures
@@ -21,8 +22,10 @@ from ctl.commands import command
 from ctl.errors import UserError
 from ctl.files import appears_whole
 from ctl.gan.images import CHANNELS, SIZES
+from ctl.paths import local_path
+from tools import image_files
 
-SUFFIXES = ('.png', '.jpg', '.jpeg')
+SPLITS = {'train', 'training', 'val', 'valid', 'validation', 'dev', 'test', 'eval'}
 TRAIN_FILES, EVAL_FILES = 16, 2
 HELD_OUT = 20  # every 20th image is for evaluation
 # Images read, decoded and encoded before they are written: what is in memory at once.
@@ -33,7 +36,9 @@ def _define(values: flags.FlagValues) -> None:
     flags.DEFINE_string('output', None, 'a new folder for the records', flag_values=values)
     flags.DEFINE_integer('size', 64, 'height and width of the stored images, pixels', flag_values=values)
     flags.DEFINE_integer('channels', 3, '3 for colour, 1 for grey', flag_values=values)
-    flags.DEFINE_bool('skip_bad', False, 'leave out files that are no image, and say which', flag_values=values)
+    flags.DEFINE_bool(
+        'skip_bad', False, 'leave out files of which no picture can be made, and say which', flag_values=values
+    )
 
 
 PROGRAM = Program('tools.make_image_records', __doc__, _define, words='FOLDER', least=1, most=1, needed=('output',))
@@ -51,7 +56,7 @@ def make(request: Request) -> None:
         raise UserError(f'--size={size}: take one of {", ".join(map(str, SIZES))}, which gan_images trains on.')
     if channels not in CHANNELS:
         raise UserError(f'--channels={channels}: take 3 for colour, or 1 for grey.')
-    folder, output = pathlib.Path(request.words[0]), pathlib.Path(request.own['output'])
+    folder, output = local_path(request.words[0], 'FOLDER'), local_path(request.own['output'], '--output')
     if output.exists():
         raise UserError(f'--output={output}: is there already. Name a folder that is not.')
     paths = find_images(folder)
@@ -72,16 +77,17 @@ def make(request: Request) -> None:
     print(command('ctl.train', '--experiment=gan_images', *words))
 
 
-def find_images(folder: pathlib.Path) -> list[pathlib.Path]:
-    """Every PNG and JPEG below a folder, sorted; raises UserError when there are too few."""
-    if not folder.is_dir():
-        raise UserError(f'{folder}: is no folder.')
-    paths = sorted(path for path in folder.rglob('*') if path.suffix.lower() in SUFFIXES and path.is_file())
-    if len(paths) < HELD_OUT:
+def find_images(folder: pathlib.Path, say: Callable[[str], None] = print) -> list[pathlib.Path]:
+    """Every image below a folder, sorted; says what was left out; raises UserError when there are too few."""
+    found = image_files.find(folder)
+    left_out = found.left_out()
+    if left_out:
+        say(left_out)
+    if len(found.images) < HELD_OUT:
         raise UserError(
-            f'{folder}: has {len(paths)} PNG or JPEG files; it takes {HELD_OUT}, for every {HELD_OUT}th is held out.'
+            f'{folder}: has {len(found.images)} images; it takes {HELD_OUT}, for every {HELD_OUT}th is held out.'
         )
-    return paths
+    return found.images
 
 
 def find_labels(folder: pathlib.Path, paths: Sequence[pathlib.Path]) -> list[str]:
@@ -96,7 +102,13 @@ def find_labels(folder: pathlib.Path, paths: Sequence[pathlib.Path]) -> list[str
         return []
     if alone:
         raise UserError(f'{alone[0]}: lies beside subfolders, whose names would be labels. Move it into one of them.')
-    return [parts[0] for parts in inside]
+    labels = [parts[0] for parts in inside]
+    splits = set(labels)
+    if {name.lower() for name in splits} <= SPLITS:
+        raise UserError(
+            f'{folder}: {", ".join(sorted(splits))} in it are splits, not classes. Name one: {folder / min(splits)}'
+        )
+    return labels
 
 
 def write_records(
@@ -137,9 +149,12 @@ def write_records(
             writer = files[split][counts[split] % len(files[split])]
             writer.write(record_files.make_example(instance).SerializeToString())
             counts[split] += 1
-    for path in output.glob('*.tfrecord'):
-        if not path.stat().st_size:
-            path.unlink()  # fewer images than files
+    for split, number in (('train', TRAIN_FILES), ('eval', EVAL_FILES)):
+        if not counts[split]:
+            raise UserError(
+                f'{sum(counts.values())} images are left: it takes {HELD_OUT}, for every {HELD_OUT}th is held out.'
+            )
+        record_files.renumber(output, split, number, counts[split])
     record_files.write_index(output)
     return counts['train'], counts['eval']
 
@@ -150,32 +165,27 @@ def encode(
     """(number, PNG of size x size pixels) of each image, in order, several worked on at once.
 
     Raises:
-      UserError: for a file that is no image, unless these are skipped.
+      UserError: for a file of which no picture can be made, unless these are skipped.
     """
     import tensorflow as tf
 
-    def encode_one(path: pathlib.Path) -> bytes | None:
-        """The PNG; None for what is no image."""
+    def encode_one(path: pathlib.Path) -> bytes | image_files.BadImage:
         try:
-            image = tf.io.decode_image(path.read_bytes(), channels=channels, expand_animations=False)
-        except tf.errors.InvalidArgumentError:
-            return None
-        scale = size / min(image.shape[:2])
-        shape = [max(size, round(side * scale)) for side in image.shape[:2]]
-        image = tf.image.resize(image, shape, antialias=True)
-        image = tf.image.resize_with_crop_or_pad(image, size, size)
-        return tf.io.encode_png(tf.cast(tf.clip_by_value(tf.round(image), 0, 255), tf.uint8)).numpy()
+            pixels = image_files.square(path, size, channels)
+        except image_files.BadImage as bad:
+            return bad
+        return tf.io.encode_png(pixels).numpy()
 
     with concurrent.futures.ThreadPoolExecutor() as pool:
         for start in range(0, len(paths), CHUNK):
             chunk = paths[start : start + CHUNK]
             for number, encoded in enumerate(pool.map(encode_one, chunk), start):
-                if encoded is not None:
+                if isinstance(encoded, bytes):
                     yield number, encoded
                 elif skip_bad:
-                    say(f'left out: {paths[number]} is no PNG or JPEG.')
+                    say(f'left out: {paths[number]}: {encoded}.')
                 else:
-                    raise UserError(f'{paths[number]}: is no PNG or JPEG. Remove it, or leave such out: --skip_bad.')
+                    raise UserError(f'{paths[number]}: {encoded}. Remove it, or leave such out: --skip_bad.')
 
 
 if __name__ == '__main__':

@@ -1,5 +1,6 @@
 """TFRecord files as our own makers write them: of equal counts, with their index beside them."""
 
+import os
 import pathlib
 from collections.abc import Mapping, Sequence
 
@@ -11,7 +12,8 @@ from ctl.data.scan import scan
 
 
 def write(folder: pathlib.Path, split: str, files: int, instances: Sequence[Mapping]) -> None:
-    """Deals the instances out, so that the files' counts differ by at most one."""
+    """Deals the instances out to so many files, or to as many as there are; their counts differ by at most one."""
+    files = min(files, len(instances))
     for i, path in enumerate(paths(folder, split, files)):
         with tf.io.TFRecordWriter(path) as writer:
             for instance in instances[i::files]:
@@ -20,6 +22,15 @@ def write(folder: pathlib.Path, split: str, files: int, instances: Sequence[Mapp
 
 def paths(folder: pathlib.Path, split: str, files: int) -> list[str]:
     return [str(folder / f'{split}-{i:05d}-of-{files:05d}.tfrecord') for i in range(files)]
+
+
+def renumber(folder: pathlib.Path, split: str, files: int, records: int) -> None:
+    """Where records were dealt out in turn to more `files` than there are of them: removes and renames these."""
+    before, after = paths(folder, split, files), paths(folder, split, min(files, records))
+    for path in before[len(after) :]:
+        os.remove(path)
+    for old, new in zip(before, after, strict=False):
+        os.replace(old, new)
 
 
 def write_index(folder: pathlib.Path) -> None:

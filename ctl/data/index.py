@@ -3,7 +3,6 @@
 import concurrent.futures
 import dataclasses
 import functools
-import glob
 import hashlib
 import os
 import pathlib
@@ -126,30 +125,6 @@ class Index:
                 raise UserError(
                     f'{self.files[file]}: changed since it was indexed. Start again when nothing writes to it.'
                 )
-
-
-def find_files(patterns: str, key: str) -> list[str]:
-    """The files that a comma-separated list of globs matches, sorted, each once.
-
-    Args:
-      patterns: the globs.
-      key: the config key they come from, for errors.
-
-    Raises:
-      UserError: when a glob matches nothing, or a file is empty or unreadable.
-    """
-    files = set()
-    for pattern in filter(None, (part.strip() for part in patterns.split(','))):
-        found = [path for path in glob.glob(os.path.expanduser(pattern), recursive=True) if os.path.isfile(path)]
-        if not found:
-            raise UserError(f'{key}={pattern}: no file matches. Is the path right, seen from {os.getcwd()}?')
-        files.update(found)
-    for path in sorted(files):
-        if not os.access(path, os.R_OK):
-            raise UserError(f'{key}: {path} cannot be read: permission denied.')
-        if not os.path.getsize(path):
-            raise UserError(f'{key}: {path} has 0 bytes. Remove it, or write it again.')
-    return sorted(files)
 
 
 def load_index(files: Sequence[str], console: rich.console.Console | None = None, fresh: bool = False) -> Index:

@@ -2,7 +2,7 @@
 
 import dataclasses
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import ml_collections
 import numpy as np
@@ -11,10 +11,12 @@ import rich.console
 from ctl import config as config_lib
 from ctl.data import choices, shards
 from ctl.data.bad_records import BadRecords
-from ctl.data.index import Index, find_files, load_index
+from ctl.data.file_names import doubts
+from ctl.data.index import Index, load_index
 from ctl.data.streams import FRAME_BYTES
 from ctl.errors import UserError
 from ctl.experiment import DefaultData
+from ctl.paths import find_files
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,10 +75,21 @@ def choose_data(
         if not hasattr(module, 'make_default_data'):
             raise UserError(f'data.train is not set, and {name} has no data of its own: set data.train and data.eval.')
         data = module.make_default_data(config, say)
+        if stored and stored['data']['train'] != data.train and _is_there(stored['data']):
+            before = stored['data']
+            data = DefaultData(before['train'], before['eval'], 'what another version made, with which the run began')
         config.data.train, config.data.eval = data.train, data.eval
     for line in config_lib.resume(config, stored, module.get_config()):
         say(line)
     return data
+
+
+def _is_there(data: Mapping[str, str]) -> bool:
+    """Whether the files are there that a run began with, by the `data` section of its config."""
+    try:
+        return all(find_files(data[key], f'data.{key}') for key in ('train', 'eval'))
+    except UserError:
+        return False
 
 
 def find_data(
@@ -93,7 +106,8 @@ def find_data(
       config: with `data.train` and `data.eval` set.
       replicas: R.
       default: what the experiment made, where it did.
-      say: is told of bad records, and of evaluation records that are others than at the start before.
+      say: is told of bad records, of files that may not be meant, and of evaluation records that are others than at the
+        start before.
       console: where progress is shown.
       workers: processes that the replicas are spread over.
 
@@ -103,7 +117,10 @@ def find_data(
     """
     choices.check_batch(config.train.global_batch_size, replicas, config.train.microbatches)
     bad = BadRecords(config.data, say)
-    train = load_index(find_files(config.data.train, 'data.train'), console)
+    train_files, eval_files = (find_files(config.data[name], f'data.{name}') for name in ('train', 'eval'))
+    for doubt in doubts(train_files, eval_files):
+        say(f'WARNING: {doubt}')
+    train = load_index(train_files, console)
     bad.take_damaged(train)
     if config.data.digest not in ('', train.digest):
         raise UserError(
@@ -111,7 +128,7 @@ def find_data(
             f'then {config.data.digest}): its order of records would change. Restore them, or choose another --workdir.'
         )
     config.data.digest = train.digest
-    evaluation = load_index(find_files(config.data.eval, 'data.eval'), console)
+    evaluation = load_index(eval_files, console)
     bad.take_damaged(evaluation)
     if config.data.eval_digest not in ('', evaluation.digest):
         say(
@@ -142,7 +159,7 @@ def make_layout(index: Index, config: ml_collections.ConfigDict, logical_shards:
         config.data.block_records,
         config.data.window_records,
         logical_shards,
-        float(index.sizes.mean()) - FRAME_BYTES,
+        max(1.0, float(index.sizes.mean()) - FRAME_BYTES),  # of empty records there is an error to come
         config.data.window_mebibytes << 20,
     )
     return shards.Layout(

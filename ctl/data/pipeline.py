@@ -12,9 +12,9 @@ import tensorflow as tf
 from ctl.data import shards
 from ctl.data.index import Index
 from ctl.data.reading import read_endlessly, read_once
-from ctl.data.records import Source, check_record, decode_image, make_blank
+from ctl.data.records import INT32, Source, check_record, decode_image, make_blank
 from ctl.errors import UserError
-from ctl.experiment import Batch, call_prepare, unchanged
+from ctl.experiment import BATCH_NAMES, Batch, call_prepare, unchanged
 from ctl.seeds import of_readings
 
 # Small records cost up to three times as much when few are parsed at once; large ones are parsed alone.
@@ -39,9 +39,12 @@ def make_train_dataset_fn(source: Source, layout: shards.Layout, first_step: int
         part = layout.part(input_context.input_pipeline_id, input_context.num_input_pipelines)
         position = layout.position(first_step)
         # Several steps at a time, so that handing on and parsing small shares costs no more than large ones.
-        steps = -(-_parse_records(source.index) // (part.stop - part.start))
+        at_once = _parse_records(source.index)
+        steps = -(-at_once // (len(part.shards) * layout.share))
         shares = read_endlessly(source.index, part.shards, position, steps * layout.share)
         records = shares.map(lambda *shares: tuple(_join(share, steps, part) for share in shares))
+        if steps * (part.stop - part.start) < at_once:  # a part of what was read
+            records = records.rebatch(at_once)
         batches = _parse(source, records, layout.seed or 0).rebatch(batch_size, drop_remainder=True)
         return _finish(source, batches, training=True).apply(
             tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY)
@@ -193,7 +196,9 @@ def _parse_batch(
     for name, feature in source.features.items():
         value = parsed[source.names[name]]
         if feature.below is not None:
-            value = _check_ids(value, feature.below, names)
+            value = _check_range(value, 0, feature.below, names)
+        elif feature.dtype == 'int32':
+            value = _check_range(value, INT32.min, INT32.max + 1, names)
         batch[name] = _decode(value, feature.shape) if feature.dtype == 'image' else tf.cast(value, feature.dtype)
     weights = tf.ones_like(numbers, tf.float32) if weights is None else weights
     batch = {**batch, 'record': numbers, 'example_weight': weights}
@@ -218,12 +223,15 @@ def _decode(encoded: tf.Tensor, shape: tuple[int, ...]) -> tf.Tensor:
     return tf.map_fn(lambda one: decode_image(one, shape), encoded, fn_output_signature=image)
 
 
-def _check_ids(ids: tf.Tensor, below: int, names: tf.Tensor) -> tf.Tensor:
-    """Fails the batch on the host, before any device sees it: a GPU's gather would read zeros and say nothing."""
-    outside = tf.reduce_any((ids < 0) | (ids >= below), axis=list(range(1, ids.shape.rank)))
+def _check_range(values: tf.Tensor, least: int, below: int, names: tf.Tensor) -> tf.Tensor:
+    """Fails a batch with ids outside of [least, below), on the host: a GPU's gather would read zeros and say nothing.
+
+    So would a cast to int32 that wraps around.
+    """
+    outside = tf.reduce_any((values < least) | (values >= below), axis=list(range(1, values.shape.rank)))
     named = 'Name: ' + tf.gather_nd(names, tf.where(outside)[:1])
     with tf.control_dependencies([tf.debugging.Assert(~tf.reduce_any(outside), [named])]):
-        return tf.identity(ids)
+        return tf.identity(values)
 
 
 def _pad(batch: Batch, batch_size: int) -> Batch:
@@ -236,7 +244,7 @@ def _pad(batch: Batch, batch_size: int) -> Batch:
 
     def pad(name: str, value: tf.Tensor) -> tf.Tensor:
         row = tf.zeros([1, *value.shape[1:]], value.dtype)
-        if name not in ('record', 'example_weight', 'evaluation_place'):
+        if name not in BATCH_NAMES:
             row = tf.concat([value, row], 0)[:1]
         return tf.ensure_shape(tf.concat([value, tf.repeat(row, missing, 0)], 0), [batch_size, *value.shape[1:]])
 
@@ -249,7 +257,8 @@ def _finish(source: Source, batches: tf.data.Dataset, training: bool) -> tf.data
     def prepare(batch: Batch) -> Batch:
         batch, seeds = dict(batch), batch[SEEDS]
         del batch[SEEDS]
-        return call_prepare(source.prepare, batch, seeds, training)
+        own = {name: batch[name] for name in BATCH_NAMES if name in batch}
+        return {**own, **call_prepare(source.prepare, batch, seeds, training)}  # it may have made a new dict
 
     if source.prepare is not unchanged:
         batches = batches.map(prepare, num_parallel_calls=tf.data.AUTOTUNE)

@@ -18,6 +18,8 @@ MOST_FILES, RECORDS_PER_FILE = 64, 32
 # The operations that decode records' images: TensorFlow's errors have the name of the operation that failed.
 DECODING = 'ctl_decodes_a_record'
 
+INT32 = np.iinfo(np.int32)
+
 _KINDS = {'int64_list': 'integers', 'float_list': 'floats', 'bytes_list': 'bytes'}
 _KIND_OF_DTYPE = {
     'int32': 'int64_list',
@@ -72,7 +74,7 @@ def check_records(index: Index, features: Mapping[str, Feature], bad: BadRecords
         for record in range(start, start + min(RECORDS_PER_FILE, int(index.counts[file]))):
             try:
                 called = names or _find_names(index, record, features)
-                check_record(index, record, features, called)
+                check_record(index, record, features, called, first=not names)
                 names = called
             except UserError as error:
                 if not bad.skip:
@@ -102,8 +104,12 @@ def check_record(
     features: Mapping[str, Feature],
     names: Mapping[str, str],
     payload: bytes | None = None,
+    first: bool = False,
 ) -> None:
-    """Compares one record, whose `payload` may have been read already, with the features; raises UserError."""
+    """Compares one record, whose `payload` may have been read already, with the features; raises UserError.
+
+    Where it is the `first`, a setting may be wrong; where others were as they should be, the record is.
+    """
     example = _parse(index, record, payload)
     for name, feature in features.items():
         if names[name] not in example.features.feature:
@@ -116,16 +122,31 @@ def check_record(
         values = getattr(value, kind).value
         expected = 1 if feature.dtype == 'image' else int(np.prod(feature.shape))
         if len(values) != expected:
-            remedy = f': set --config.{feature.shape_setting}={len(values)}' if feature.shape_setting else ''
-            raise UserError(f'{where} has {len(values)} values, expected {expected}{remedy}.')
+            one_number = len(feature.shape) == 1 and feature.dtype != 'image'
+            remedy = _shape_remedy(feature, len(values) if one_number else 0, first)
+            raise UserError(f'{where} has {len(values)} values, expected {expected}{remedy}')
         if feature.dtype == 'image':
-            _check_image(where, feature, values[0])
+            _check_image(where, feature, values[0], first)
         if feature.below is not None:
             wrong = [v for v in values if not 0 <= v < feature.below]
             if wrong:
                 limit = f'{feature.below_setting or "its limit"}={feature.below}'
                 remedy = feature.below_remedy or 'check how the records were made'
                 raise UserError(f'{where} has id {wrong[0]}, which is not in [0, {limit}): {remedy}.')
+        elif feature.dtype == 'int32':
+            wrong = [v for v in values if not INT32.min <= v <= INT32.max]
+            if wrong:
+                raise UserError(f'{where} has {wrong[0]}, which is beyond int32: make the feature int64.')
+
+
+def _shape_remedy(feature: Feature, value: int, first: bool) -> str:
+    """The end of an error about a record of another shape; `value` is what the setting would be, 0 for nothing."""
+    possible = value and feature.shape_setting and (not feature.shape_choices or value in feature.shape_choices)
+    if first and possible:
+        return f': set --config.{feature.shape_setting}={value}.'
+    others = '' if first else ' as the records before it have'
+    shape = f'Give the feature the shape ({value},)' if first and value else 'Make the records again, with one for all'
+    return f'{others}. {feature.shape_remedy or shape}.'
 
 
 def decode_image(encoded: tf.Tensor, shape: tuple[int, ...]) -> tf.Tensor:
@@ -134,15 +155,16 @@ def decode_image(encoded: tf.Tensor, shape: tuple[int, ...]) -> tf.Tensor:
         return tf.ensure_shape(tf.io.decode_image(encoded, channels=shape[-1], expand_animations=False), shape)
 
 
-def _check_image(where: str, feature: Feature, encoded: bytes) -> None:
+def _check_image(where: str, feature: Feature, encoded: bytes, first: bool) -> None:
     try:
         image = tf.io.decode_image(encoded, channels=feature.shape[-1], expand_animations=False)
     except tf.errors.InvalidArgumentError:
         raise UserError(f'{where} holds {len(encoded)} bytes that are no PNG or JPEG.') from None
     if tuple(image.shape) != feature.shape:
         found, wanted = ('x'.join(map(str, shape[:2])) for shape in (image.shape, feature.shape))
-        remedy = f': set --config.{feature.shape_setting}={image.shape[0]}' if feature.shape_setting else ''
-        raise UserError(f'{where} is an image of {found} pixels, expected {wanted}{remedy}.')
+        height, width = image.shape[:2]
+        remedy = _shape_remedy(feature, height if height == width else 0, first)
+        raise UserError(f'{where} is an image of {found} pixels, expected {wanted}{remedy}')
 
 
 def _parse(index: Index, record: int, payload: bytes | None = None) -> tf.train.Example:

@@ -129,7 +129,7 @@ class BertPretrainer(keras.Model):
         Args:
           input_ids, input_mask, segment_ids: int32 [B, L].
           masked_lm_positions: int32 [B, P].
-          seed: int32 [2] for dropout; None for none.
+          seed: int64 [2] for dropout; None for none.
 
         Returns:
           float32 [B, P, V], and float32 [B, 2] or None.

@@ -1,0 +1,98 @@
+"""Paths as people write them: home folders, lists of globs, and names that look like patterns."""
+
+import glob
+import os
+import pathlib
+import re
+from collections.abc import Iterable, Iterator
+
+from ctl.errors import UserError
+
+_URL = re.compile(r'[A-Za-z][A-Za-z0-9+.-]*://')
+_MOST_CHARACTERS = 4096  # of a path; Linux's PATH_MAX
+
+
+def local_path(text: str, key: str) -> pathlib.Path:
+    """A path on this machine; shells leave the ~ of --workdir=~/run alone.
+
+    Args:
+      text: as a person wrote it.
+      key: the flag or config key it comes from, for errors.
+
+    Raises:
+      UserError: for a URL.
+    """
+    return pathlib.Path(_expanded(text, key))
+
+
+def _expanded(text: str, key: str) -> str:
+    if _URL.match(text):
+        raise UserError(
+            f'{key}={text}: is an address, and ctl reads and writes folders of this machine only. Mount the bucket '
+            '(with gcsfuse, say) or copy the files, and name that folder.'
+        )
+    return os.path.expanduser(text)
+
+
+def find_files(patterns: str | Iterable[str], key: str, may_be_empty: bool = False) -> list[str]:
+    """The files that globs match, sorted, each once.
+
+    What exists as it is written is no pattern: of `runs[1]/train-*` only the end is one where there is a folder
+    `runs[1]`; and a comma in its name separates nothing.
+
+    Args:
+      patterns: globs, separated by commas; or several such lists. `**` is any number of folders, ~ the home folder.
+      key: the flag or config key they come from, for errors.
+      may_be_empty: whether files of 0 bytes are taken too.
+
+    Raises:
+      UserError: when a glob matches no file, or one is empty or cannot be read.
+    """
+    files: dict[str, str] = {}
+    for folder, pattern in _split([patterns] if isinstance(patterns, str) else patterns, key):
+        found = _matching(folder, pattern, key)
+        files.update({os.path.abspath(path): path for path in found})
+    for path in sorted(files.values()):
+        if not os.access(path, os.R_OK):
+            raise UserError(f'{key}: {path} cannot be read: permission denied.')
+        if not may_be_empty and not os.path.getsize(path):
+            raise UserError(f'{key}: {path} has 0 bytes. Remove it, or write it again.')
+    return sorted(files.values())
+
+
+def _split(lists: Iterable[str], key: str) -> Iterator[tuple[str, str]]:
+    """Each item of comma-separated lists as a leading part that exists as it stands, '' for none, and a glob in it."""
+    for rest in lists:
+        while rest := rest.lstrip(' ,\n'):
+            rest = _expanded(rest, key)
+            there = _longest_that_exists(rest)
+            pattern, _, rest = rest[len(there) :].partition(',')
+            yield there, pattern.strip()
+
+
+def _longest_that_exists(text: str) -> str:
+    """The longest beginning of `text`, up to a slash, a comma or its end, that is the name of something."""
+    start = text[: _MOST_CHARACTERS + 1]
+    ends = [match.start() + (match[0] == '/') for match in re.finditer('[/,]', start)]
+    for end in [*ends, len(start)][::-1]:
+        if os.path.exists(text[:end]):
+            return text[:end]
+    return ''
+
+
+def _matching(folder: str, pattern: str, key: str) -> list[str]:
+    """The files that a glob in a folder matches; raises UserError for none, saying what is there instead."""
+    whole = folder + pattern
+    if not pattern and os.path.isfile(folder):
+        return [folder]
+    found = [folder + each for each in glob.glob(pattern, root_dir=folder or None, recursive=True)] if pattern else []
+    lost = [path for path in found if os.path.islink(path) and not os.path.exists(path)]
+    if lost:
+        raise UserError(f'{key}: {lost[0]} is a link to {os.readlink(lost[0])}, which is not there.')
+    files = [path for path in found if os.path.isfile(path)]
+    if files:
+        return files
+    folders = [path for path in [folder, *found][bool(pattern) :] if os.path.isdir(path)]
+    if folders:
+        raise UserError(f'{key}={whole}: is a folder. Name the files in it: {os.path.join(folders[0], "*")}')
+    raise UserError(f'{key}={whole}: no file matches. Is the path right, seen from {os.getcwd()}?')
