@@ -3,6 +3,7 @@
 `flags.py` builds on it for the programs that take an experiment and its config. Imports no TensorFlow.
 """
 
+import contextlib
 import dataclasses
 import gc
 import os
@@ -16,6 +17,7 @@ from absl import flags
 from ctl.commands import command
 from ctl.config import nearest
 from ctl.errors import UserError, exit_code_of
+from ctl.output import lasting
 
 HELP = ('--help', '-help', '-h', '--helpfull', '--helpshort')
 
@@ -50,6 +52,7 @@ class Program:
       words: what it takes besides flags, as usage names it: 'FOLDER'; '' for nothing.
       least, most: how many such words it takes.
       needed: flags that must be given.
+      outlives_output: whether it goes on when nothing reads what it prints; others end then.
     """
 
     name: str
@@ -59,6 +62,7 @@ class Program:
     least: int = 0
     most: int | None = 0
     needed: tuple[str, ...] = ()
+    outlives_output: bool = False
 
     def run(self, argv: Sequence[str], body: Callable[[Any], int | None]) -> int:
         """Runs `body` on what a command line, without the program's name, asks for.
@@ -76,7 +80,8 @@ class Program:
                 codes.append(body(request))
 
         try:
-            return exit_code_of(parse_and_run) or (codes[0] if codes else None) or 0
+            with lasting() if self.outlives_output else contextlib.nullcontext():
+                return exit_code_of(parse_and_run) or (codes[0] if codes else None) or 0
         except BaseException as error:
             traceback.clear_frames(error.__traceback__)
             raise

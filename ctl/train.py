@@ -20,7 +20,7 @@ def _define(values: absl_flags.FlagValues) -> None:
     )
 
 
-PROGRAM = flags.ExperimentProgram('ctl.train', __doc__, _define)
+PROGRAM = flags.ExperimentProgram('ctl.train', __doc__, _define, outlives_output=True)
 
 
 def main(argv: list[str]) -> int:

@@ -1,4 +1,7 @@
-"""SIGTERM and SIGINT: the first asks a run to save and end, the second ends it at once."""
+"""Signals: the first asks a run to save and end, the second ends it at once.
+
+SIGTERM and SIGINT; SIGHUP, which a terminal that closes sends; SIGUSR1, which Slurm sends where --signal says so.
+"""
 
 import contextlib
 import os
@@ -11,10 +14,15 @@ from collections.abc import Iterator
 
 from ctl.errors import Interrupted
 
-_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+_ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
 # Signals that follow the first within so many seconds are the same wish: `timeout` tells a whole group of processes,
 # and `uv run`, which is one of them, tells us again.
 SAME_SECONDS = 1.0
+
+
+def heard() -> list[signal.Signals]:
+    """Those that end a run: what was ignored when the process started, as by nohup, stays ignored."""
+    return [number for number in _ENDING if signal.getsignal(number) is not signal.SIG_IGN]
 
 
 class Stop:
@@ -50,7 +58,7 @@ class Stop:
             return
         ours, theirs = socket.socketpair()
         theirs.setblocking(False)
-        before = {number: signal.signal(number, lambda *_: None) for number in _SIGNALS}
+        before = {number: signal.signal(number, lambda *_: None) for number in heard()}
         wakeup = signal.set_wakeup_fd(theirs.fileno(), warn_on_full_buffer=False)
         threading.Thread(target=self._listen, args=[ours], name='signals', daemon=True).start()
         try:
@@ -65,7 +73,7 @@ class Stop:
         with ours:
             while byte := ours.recv(1):
                 number = byte[0]
-                if number not in _SIGNALS:
+                if number not in _ENDING:
                     continue
                 name = signal.Signals(number).name
                 if not self.asked:

@@ -1,0 +1,58 @@
+"""Standard output and standard error that a program outlives: `| head`, a `tee` that died, a terminal that closed."""
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterator
+from typing import TextIO
+
+
+class _Lasting:
+    """A text stream whose reader may go, or whose disk may be full: what follows is lost, and nothing else."""
+
+    def __init__(self, stream: TextIO, name: str, aside: TextIO | None):
+        """`name` as a person knows it; `aside` is where its end is said."""
+        self._stream, self._name, self._aside = stream, name, aside
+
+    def __getattr__(self, name):
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        try:
+            return self._stream.write(text)
+        except OSError as error:
+            self._lose(error)
+            return len(text)
+
+    def flush(self) -> None:
+        try:
+            self._stream.flush()
+        except OSError as error:
+            self._lose(error)
+
+    def _lose(self, error: OSError) -> None:
+        # In its place, for the stream may hold what it could not write, and tries again when Python ends.
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, self._stream.fileno())
+        os.close(nowhere)
+        if self._aside:
+            print(
+                f'{self._name} cannot be written ({error.strerror}): the run goes on without it.',
+                file=self._aside,
+                flush=True,
+            )
+
+
+@contextlib.contextmanager
+def lasting() -> Iterator[None]:
+    """Inside the `with`, nothing fails because standard output or standard error is gone."""
+    before = sys.stdout, sys.stderr
+    sys.stderr = _Lasting(before[1], 'standard error', None)
+    sys.stdout = _Lasting(before[0], 'standard output', sys.stderr)
+    try:
+        yield
+    finally:
+        for stream in (sys.stdout, sys.stderr):
+            if isinstance(stream, _Lasting):
+                stream.flush()
+        sys.stdout, sys.stderr = before

@@ -1,0 +1,63 @@
+"""Programs whose output nobody reads any more."""
+
+import errno
+import os
+import subprocess
+import sys
+
+import pytest
+
+from ctl.output import lasting
+from tests.runs import DEADLINE, ROOT, Workdir, overrides, write_shallow
+
+
+def test_a_run_whose_output_nobody_reads_goes_on_and_says_so(tmp_path):  # N28
+    words = [*write_shallow(tmp_path), *overrides(train__steps=3), f'--workdir={tmp_path / "run"}']
+    line = ' '.join(f"'{word}'" for word in [sys.executable, '-m', 'ctl.train', *words])
+    ended = subprocess.run(
+        ['bash', '-c', f'{line} | head -1; exit ${{PIPESTATUS[0]}}'],
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE,
+        cwd=ROOT,
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stderr == 'standard output cannot be written (Broken pipe): the run goes on without it.\n'
+    assert [line['step'] for line in Workdir(tmp_path / 'run').lines('train')] == [1, 2, 3]
+
+
+def test_a_program_that_only_says_something_ends_quietly_when_nobody_listens():
+    line = f'{sys.executable} -m tools | head -1; exit ${{PIPESTATUS[0]}}'
+    help_text = f'{sys.executable} -m ctl.train --help | head -1; exit ${{PIPESTATUS[0]}}'
+    for each in (line, help_text):
+        ended = subprocess.run(['bash', '-c', each], capture_output=True, text=True, timeout=DEADLINE, cwd=ROOT)
+        assert 'Traceback' not in ended.stderr and ended.stdout.count('\n') == 1
+
+
+@pytest.mark.parametrize('number', [errno.EPIPE, errno.ENOSPC, errno.EIO])
+def test_what_follows_an_error_of_the_stream_is_lost_and_nothing_else(tmp_path, monkeypatch, number):
+    class Gone:
+        """A stream that fails once it is written to; what takes its place is the null device."""
+
+        def __init__(self, name):
+            self._number = os.open(tmp_path / name, os.O_WRONLY | os.O_CREAT)
+
+        def fileno(self):
+            return self._number
+
+        def write(self, text=''):
+            raise OSError(number, os.strerror(number))
+
+        flush = write
+
+    out, err = Gone('out'), Gone('err')
+    monkeypatch.setattr(sys, 'stdout', out)
+    monkeypatch.setattr(sys, 'stderr', err)
+    with lasting():
+        print('one')
+        print('two', file=sys.stderr, flush=True)
+        print('three', flush=True)
+    assert (sys.stdout, sys.stderr) == (out, err)
+    for stream in (out, err):
+        assert os.path.samestat(os.fstat(stream.fileno()), os.stat(os.devnull))
+        os.close(stream.fileno())
