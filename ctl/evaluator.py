@@ -60,6 +60,8 @@ class Evaluator(orbit.StandardEvaluator):
             except tf.errors.OpError as error:
                 self.unread = error
         if self.unread is not None:
+            if self._alone:
+                self._check(self.unread)
             spec = self._eval_dataset.element_spec
             zeros = [tf.zeros(each.shape, each.dtype) for each in tf.nest.flatten(spec, expand_composites=True)]
             batch = tf.nest.pack_sequence_as(spec, zeros, expand_composites=True)

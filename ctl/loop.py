@@ -21,7 +21,8 @@ from ctl.runtime import actions, cluster, devices, lock, plan, reporting
 from ctl.runtime import workdir as workdir_lib
 from ctl.runtime.actions import Calendar, Numbers
 from ctl.runtime.agreement import Agreement
-from ctl.runtime.checkpoints import BestCheckpoint, Checkpoints, find_checkpoint
+from ctl.runtime.best import BestCheckpoint, Contest
+from ctl.runtime.checkpoints import Checkpoints, find_checkpoint
 from ctl.runtime.clock import as_text
 from ctl.runtime.pictures import Pictures
 from ctl.runtime.stall import Watch
@@ -57,6 +58,7 @@ class _Parts:
     trainer: Trainer
     watch: Watch
     checkpoints: Checkpoints
+    best: BestCheckpoint
     data: Data
     source: records.Source
     eval_source: records.Source
@@ -67,10 +69,10 @@ def _run(session: Session) -> None:
     asked, config, say = session.asked, session.asked.config, session.say
     stored = workdir_lib.read_config(asked.workdir)
     default_data = choose_data(asked.name, asked.module, config, say, stored)
-    say_if_older(session)
     found = find_data(config, session.replicas, default_data, say, session.console, len(session.workers.addresses))
     _check_workers(session, found)
     parts = _make_parts(session, found)
+    say_if_older(session, parts.experiment)
     step, started_from = _restore(session, parts.checkpoints)
     plan.print_plan(
         session.console,
@@ -177,8 +179,10 @@ def _make_parts(session: Session, found: Data) -> _Parts:
         writes=session.workers.chief,
         keeps_best=bool(config.checkpoint.best_metric),
     )
+    contest = Contest.of(config, workdir_lib.ARITHMETIC)
+    best = BestCheckpoint(checkpoints, contest, session.as_the_chief_says, session.workers.chief)
     source, eval_source = (records.make_source(each, experiment, data.bad) for each in (data.train, data.evaluation))
-    return _Parts(experiment, trainer, watch, checkpoints, data, source, eval_source)
+    return _Parts(experiment, trainer, watch, checkpoints, best, data, source, eval_source)
 
 
 def _restore(session: Session, checkpoints: Checkpoints) -> tuple[int, str | None]:
@@ -217,10 +221,9 @@ def _open_workdir(session: Session, parts: _Parts, numbers: Numbers, step: int) 
     """From here on the workdir is written to: what is left in it of steps after `step` goes."""
     asked, workers = session.asked, session.workers
     if workers.chief:
-        metric, mode = asked.config.checkpoint.best_metric, asked.config.checkpoint.best_mode
-        before = workdir_lib.read_config(asked.workdir) or {}  # there it is until the config of now is written
-        mode_before = before.get('checkpoint', {}).get('best_mode', mode)
-        parts.checkpoints.clean_best(step, metric, mode, mode_before, session.say)
+        before, note = workdir_lib.read_config(asked.workdir), workdir_lib.read_note(asked.workdir)  # of the last start
+        arithmetic = note.arithmetic if note else 0
+        parts.best.go_on(step, Contest.of(before or asked.config, arithmetic), session.say)
         workdir_lib.write_config(asked.workdir, config_lib.to_json(asked.config))
         own_data = parts.data.default is not None
         workdir_lib.write_note(asked.workdir, workdir_lib.Note(asked.experiment or asked.name, own_data))
@@ -276,13 +279,7 @@ def _train(
             step,
             clock,
             agreement,
-            BestCheckpoint(
-                checkpoints,
-                config.checkpoint.best_metric,
-                config.checkpoint.best_mode,
-                first,
-                session.as_the_chief_says,
-            ),
+            parts.best,
             Pictures(draw, session.asked.workdir / 'pictures', numbers.tensorboard),
         )
         controller = orbit.Controller(

@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from ctl.config import flatten
 from ctl.errors import GuardError, Interrupted
+from ctl.experiment import Experiment
 from ctl.runtime import cluster, devices, lock, reporting, signals
 from ctl.runtime import workdir as workdir_lib
 from ctl.runtime.checkpoints import newest_in
@@ -146,7 +147,7 @@ def _ends_explained(asked: Run, workers: cluster.Cluster) -> Iterator[None]:
         ) from None
 
 
-def say_if_older(session: Session) -> None:
+def say_if_older(session: Session, experiment: Experiment) -> None:
     """Says what goes on otherwise than it began, in a run that began with an older version."""
     workdir, config = session.asked.workdir, flatten(session.asked.config)
     if workdir_lib.read_config(workdir) is None:
@@ -165,6 +166,16 @@ def say_if_older(session: Session) -> None:
             'WARNING: this run began when seeds had 32 bits. From here on dropout and noise are drawn from 64: other '
             'numbers, of the same distributions.'
         )
+        if any(value > 1 for key, value in config.items() if key.endswith('.updates')):
+            session.announce(
+                'WARNING: this run began when the numbers of a step with several updates were those of the last. From '
+                'here on they are means over the updates, and the norm of the gradient the largest.'
+            )
+        if any('kernel_distance' in tally.names for tally in experiment.tallies):
+            session.announce(
+                'WARNING: this run began when kernel_distance compared the first records of the files. From here on '
+                'they are a sample of all: values before and after do not compare.'
+            )
         if config['eval.steps'] > 0:
             session.announce(
                 f'WARNING: this run began when eval.steps={config["eval.steps"]} took the first records of the files. '

@@ -270,5 +270,6 @@ def _turn(training: Training, objective: Objective, batch: Batch, step: tf.Tenso
     number = list(training.optimizers).index(objective.name)
     shared = seeds.fold(seeds.make(training.seed, number), step, update)
     replica = tf.distribute.get_replica_context().replica_id_in_sync_group
-    batch = {**batch, 'example_seed': seeds.of_records(shared, batch['record'])}
+    # No replica has the number -1, with which the seeds of records begin.
+    batch = {**batch, 'example_seed': seeds.of_records(seeds.fold(shared, -1), batch['record'])}
     return Turn(objective, training.optimizers[objective.name], batch, seeds.fold(shared, replica))

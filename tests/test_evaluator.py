@@ -8,6 +8,7 @@ import pytest
 import tensorflow as tf
 
 from ctl.evaluator import Evaluator
+from ctl.runtime import best as best_lib
 from ctl.runtime import checkpoints as checkpoints_lib
 from tests.runs import Stopped, Workdir, door, overrides, write_shallow
 
@@ -52,7 +53,7 @@ def test_the_checkpoint_of_the_best_evaluation_is_kept_besides(flags, tmp_path, 
     assert door(*flags, *words, '--config.optimizer.learning_rate=3.0', f'--workdir={tmp_path}') == 0
     lines = Workdir(tmp_path).lines('eval')
     best = better(lines, key=lambda line: line[metric])
-    about = json.loads((tmp_path / 'checkpoints' / 'best' / 'best.json').read_text())
+    about, _ = best_of(tmp_path)
     assert about == {'step': best['step'], 'metric': metric, 'mode': mode, 'value': best[metric]}
     reader = tf.train.load_checkpoint(str(tmp_path / 'checkpoints' / 'best'))
     assert reader.get_tensor('step/.ATTRIBUTES/VARIABLE_VALUE') == best['step']
@@ -69,6 +70,7 @@ def test_a_best_metric_that_is_none_is_refused_before_the_first_step_with_the_ne
 def best_of(run):
     """What best.json says, and the steps of the checkpoints beside it."""
     about = json.loads((run / 'checkpoints' / 'best' / 'best.json').read_text())
+    assert about.pop('evaluation') == Workdir(run).config['data']['eval_digest']
     return about, sorted(path.stem for path in (run / 'checkpoints' / 'best').glob('*.index'))
 
 
@@ -97,15 +99,16 @@ def test_a_best_checkpoint_of_a_step_that_is_trained_again_is_no_longer_the_best
 @pytest.mark.slow
 def test_the_best_checkpoint_and_what_is_said_of_it_agree_after_a_kill_between_them(flags, run, monkeypatch):
     """And a best value that once was no number gives way to one."""
-    put_best(run, 4, float('nan'), copies=[2, 4], metric='loss', mode='min')  # as a kill would leave it too
-    replace = checkpoints_lib.replace_text
+    noted = {'metric': 'loss', 'mode': 'min', 'evaluation': Workdir(run).config['data']['eval_digest']}
+    put_best(run, 4, float('nan'), copies=[2, 4], **noted)  # as a kill would leave it too
+    replace = best_lib.replace_text
 
     def stop(path, text):
         if path.name == 'best.json':
             raise KeyboardInterrupt
         replace(path, text)
 
-    monkeypatch.setattr(checkpoints_lib, 'replace_text', stop)
+    monkeypatch.setattr(best_lib, 'replace_text', stop)
     assert go_on(flags, run, 7) == 130
     about, steps = best_of(run)
     assert about['step'] == 4 and steps == ['ckpt-4', 'ckpt-7']
@@ -126,6 +129,7 @@ def test_the_best_checkpoint_and_what_is_said_of_it_agree_after_a_kill_between_t
                 ({'metric': 'accuracy', 'mode': 'min'}, 'min', True),
                 ({'metric': 'loss'}, 'min', False),  # of an older version, which noted no mode: it is that of then
                 ({'metric': 'loss'}, 'max', True),
+                ({'metric': 'loss', 'mode': 'min', 'evaluation': 'of other records'}, 'min', True),
             ]
         ),
     ],
@@ -139,7 +143,7 @@ def test_a_best_by_another_metric_or_mode_is_said_and_compared_with_nothing(
     before['checkpoint']['best_mode'] = config
     (run / 'config.json').write_text(json.dumps(before))
     with pytest.MonkeyPatch.context() as patch:  # what was said is known to the next start, also if this one is killed
-        patch.setattr(checkpoints_lib.BestCheckpoint, '__call__', stop_here)
+        patch.setattr(best_lib.BestCheckpoint, '__call__', stop_here)
         with pytest.raises(Stopped):
             go_on(flags, run, 7)
     assert go_on(flags, run, 7) == 0
@@ -156,14 +160,18 @@ def stop_here(*arguments):
 
 def test_a_number_that_is_not_finite_is_never_the_best():
     class Checkpoints:
-        saved = []
-        read_best = staticmethod(lambda metric, mode, step: None)
-        save_best = classmethod(lambda cls, metric, mode, value: cls.saved.append(value))
+        best_folder, writes = None, 0
 
-    best = checkpoints_lib.BestCheckpoint(Checkpoints, 'loss', 'min', step=0)
+        def write_best(self):
+            self.writes += 1
+
+    checkpoints, kept = Checkpoints(), []
+    best = best_lib.BestCheckpoint(checkpoints, best_lib.Contest('loss', 'min', ''), writes=False)
     for value in (np.nan, 3.0, np.nan, -np.inf, 2.0, 2.5):
+        before = checkpoints.writes
         best({'loss': value})
-    assert Checkpoints.saved == [3.0, 2.0]
+        kept += [value] * (checkpoints.writes - before)
+    assert kept == [3.0, 2.0]
 
 
 def test_an_evaluation_that_fails_loses_no_step_and_comes_first_when_the_run_goes_on(flags, run, monkeypatch, capsys):

@@ -64,6 +64,8 @@ def distances(sums: Sums) -> dict[str, float]:
         {name.partition('_')[2]: v for name, v in sums.items() if name.startswith(k)} for k in ('real', 'made')
     )
     rows = [each['rows'][each['in_row'] > 0] for each in (real, made)]
+    if not all(np.isfinite(each['outer']).all() for each in (real, made)):
+        return {'frechet_distance': np.nan, 'kernel_distance': np.nan}  # numpy would fail, and say nothing of why
     return {
         'frechet_distance': frechet_distance(*_moments(real), *_moments(made)),
         'kernel_distance': kernel_distance(*rows),

@@ -16,7 +16,8 @@ from ctl.errors import GuardError, Interrupted
 from ctl.evaluator import Evaluator
 from ctl.experiment import Objective
 from ctl.runtime.agreement import Agreement
-from ctl.runtime.checkpoints import BestCheckpoint, Checkpoints
+from ctl.runtime.best import BestCheckpoint
+from ctl.runtime.checkpoints import Checkpoints
 from ctl.runtime.clock import Clock
 from ctl.runtime.pictures import Pictures
 from ctl.runtime.reporting import Progress

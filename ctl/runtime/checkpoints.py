@@ -1,7 +1,5 @@
 """The checkpoints of a run: which there are, which is used, how one more is written, and how long each stays."""
 
-import json
-import math
 import os
 import pathlib
 import re
@@ -13,7 +11,8 @@ from collections.abc import Callable, Sequence
 import tensorflow as tf
 
 from ctl.errors import GuardError, UserError
-from ctl.files import replace_text, sync, sync_list
+from ctl.files import sync, sync_list
+from ctl.paths import local_path
 from ctl.runtime.state import Copy, State, damage, first_line
 
 
@@ -73,7 +72,7 @@ class Checkpoints:
           UserError: when none is sound.
         """
         damaged = []
-        for step in reversed(_steps(self._folder)):
+        for step in reversed(steps_in(self._folder)):
             path = self._folder / f'ckpt-{step}'
             problem = damage(str(path))
             if problem is None:
@@ -136,58 +135,11 @@ class Checkpoints:
             failure, self._failure = self._failure, None
             raise failure
 
-    def read_best(self, metric: str, mode: str, step: int) -> float | None:
-        """The best value, by `mode`, of a metric that a checkpoint in `best` has, up to `step`; None for none."""
-        best = self._read_best()
-        if (best.get('metric'), best.get('mode')) != (metric, mode):
-            return None
-        return best['value'] if best['step'] <= step and math.isfinite(best['value']) else None
-
-    def _read_best(self) -> dict:
-        """`best.json`; empty where there is none, or not the checkpoint that it names."""
-        try:
-            best = json.loads((self.best_folder / 'best.json').read_text())
-        except FileNotFoundError:
-            return {}
-        return best if best['step'] in _steps(self.best_folder) else {}
-
-    def save_best(self, metric: str, mode: str, value: float) -> None:
-        """Puts a checkpoint of the current step into `best`, instead of the one there."""
+    def write_best(self) -> int:
+        """Puts a checkpoint of the current step into `best`, beside what is there; returns the step."""
         step = int(self.state.step.numpy())
         self._write(self.best_folder, self.state, step, most=None)
-        if self._writes:
-            self._note_best({'step': step, 'metric': metric, 'mode': mode, 'value': value})
-            _keep_only(self.best_folder, step)
-
-    def _note_best(self, best: dict) -> None:
-        replace_text(self.best_folder / 'best.json', json.dumps(best) + '\n')
-
-    def clean_best(self, step: int, metric: str, mode: str, mode_before: str, say: Callable[[str], None]) -> None:
-        """Removes what `best` has of steps after `step`, from which the run goes on, and what a kill has left there.
-
-        Says so where what is there is the best by another metric or mode than the run has now: it stays until the next
-        evaluation. `mode_before` is what the run had, for a `best.json` of a version that did not note it.
-        """
-        best = self._read_best()
-        if best and best['step'] <= step:
-            _keep_only(self.best_folder, best['step'])
-            if 'mode' not in best:
-                best['mode'] = mode_before
-                self._note_best(best)
-            if metric and (best['metric'], best['mode']) != (metric, mode):
-                say(
-                    f'WARNING: {self.best_folder} has step {best["step"]}, the best {best["metric"]} by '
-                    f'checkpoint.best_mode={best["mode"]}. It gives way to the best {metric} by '
-                    f'checkpoint.best_mode={mode} of the evaluations that come.'
-                )
-            return
-        if best:
-            say(
-                f'WARNING: {self.best_folder} held step {best["step"]}, and the run goes on from step {step}: removed. '
-                'The best is chosen from the evaluations that come.'
-            )
-            (self.best_folder / 'best.json').unlink()  # first: a kill must leave none without its checkpoint
-        shutil.rmtree(self.best_folder, ignore_errors=True)
+        return step
 
     def _write(self, folder: pathlib.Path, source: State | Copy, step: int, most: int | None) -> None:
         """Writes a checkpoint into a folder, reads it back, and removes those beyond the newest `most` there."""
@@ -212,13 +164,13 @@ class Checkpoints:
             newest = self.newest
             before = f'{newest} is intact' if newest else 'there is none before it'
             raise GuardError(f'{path} cannot be written: {problem}. Is the disk full? {before}.')
-        for old in _steps(folder)[:-most] if most else ():
+        for old in steps_in(folder)[:-most] if most else ():
             _remove(folder, old)
         _list_newest(folder)
 
     def clean(self) -> None:
         """Removes what a kill in the middle of a save has left."""
-        whole = {f'ckpt-{step}' for step in _steps(self._folder)}
+        whole = {f'ckpt-{step}' for step in steps_in(self._folder)}
         for path in self._folder.glob('ckpt-*'):
             if path.name.partition('.')[0] not in whole or 'tempstate' in path.name:
                 if path.is_dir():
@@ -227,42 +179,13 @@ class Checkpoints:
                     path.unlink()
 
 
-class BestCheckpoint:
-    """The checkpoint with the best value of one metric."""
-
-    def __init__(
-        self,
-        checkpoints: Checkpoints,
-        metric: str,
-        mode: str,
-        step: int,
-        as_the_chief_says: Callable[[int], int] = lambda number: number,
-    ):
-        """`metric` '' keeps none; `mode` is 'min' or 'max'; the run goes on from `step`.
-
-        `as_the_chief_says` gives all workers the chief's number: they save together, or not at all.
-        """
-        self._checkpoints, self._metric, self._mode = checkpoints, metric, mode
-        self._sign, self._as_the_chief_says = 1 if mode == 'min' else -1, as_the_chief_says
-        self._best = checkpoints.read_best(metric, mode, step)
-
-    def __call__(self, values: dict) -> None:
-        if not self._metric:
-            return
-        value = values[self._metric]
-        better = self._best is None or self._sign * value < self._sign * self._best
-        if self._as_the_chief_says(int(better and math.isfinite(value))):
-            self._best = value
-            self._checkpoints.save_best(self._metric, self._mode, value)
-
-
 def find_checkpoint(text: str) -> str:
     """The checkpoint that a path names: itself, without a suffix, or the newest of a folder or of a run.
 
     Raises:
       UserError: when there is none.
     """
-    path = pathlib.Path(text).expanduser()
+    path = local_path(text, 'train.init_checkpoint')
     if path.with_name(path.name + '.index').exists():
         return str(path)
     newest = newest_in(path) or newest_in(path / 'checkpoints')
@@ -275,11 +198,11 @@ def find_checkpoint(text: str) -> str:
 
 def newest_in(folder: pathlib.Path) -> str | None:
     """The path of the newest checkpoint in a folder, or None."""
-    steps = _steps(folder)
+    steps = steps_in(folder)
     return str(folder / f'ckpt-{steps[-1]}') if steps else None
 
 
-def _steps(folder: pathlib.Path) -> list[int]:
+def steps_in(folder: pathlib.Path) -> list[int]:
     """The steps of the checkpoints in a folder, in order. The .index is written last."""
     return sorted(int(m[1]) for p in folder.glob('ckpt-*.index') if (m := re.fullmatch(r'ckpt-(\d+)\.index', p.name)))
 
@@ -289,8 +212,8 @@ def _remove(folder: pathlib.Path, step: int) -> None:
         file.unlink()
 
 
-def _keep_only(folder: pathlib.Path, step: int) -> None:
-    """Removes all checkpoints but that of `step`, and what is half written."""
+def keep_only(folder: pathlib.Path, step: int) -> None:
+    """Removes all checkpoints of a folder but that of `step`, and what is half written."""
     for file in folder.glob('ckpt-*'):
         if file.name.partition('.')[0] != f'ckpt-{step}' or 'tempstate' in file.name:
             shutil.rmtree(file) if file.is_dir() else file.unlink()
@@ -299,6 +222,6 @@ def _keep_only(folder: pathlib.Path, step: int) -> None:
 
 def _list_newest(folder: pathlib.Path) -> None:
     """Writes the file `checkpoint`, by which tf.train.latest_checkpoint finds the newest."""
-    paths = [f'ckpt-{step}' for step in _steps(folder)]
+    paths = [f'ckpt-{step}' for step in steps_in(folder)]
     if paths:
         tf.compat.v1.train.update_checkpoint_state(str(folder), paths[-1], paths)

@@ -4,8 +4,11 @@ tf.train.Checkpoint does not follow the lists of layers in a Keras 3 model: hand
 their weights out, and say nothing when it restores. So a checkpoint is made of plain dicts, by the variables' paths.
 """
 
+import contextlib
+import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import keras
 import numpy as np
@@ -74,7 +77,8 @@ class State:
         problem = self._difference(_shapes_in(path), self.variables)
         if problem:
             raise UserError(f'{path} does not fit this experiment: {problem}. Choose another --workdir.')
-        tf.train.Checkpoint(**self.tree).read(path).assert_existing_objects_matched()
+        with plainly_named(path) as name:
+            tf.train.Checkpoint(**self.tree).read(name).assert_existing_objects_matched()
 
     def load_weights(self, path: str) -> None:
         """Takes the weights of all models, and nothing else, from another run's checkpoint: a warm start.
@@ -90,9 +94,9 @@ class State:
         problem = self._difference(shapes, weights)
         if problem:
             raise UserError(f'train.init_checkpoint={path} does not fit this experiment: {problem}.')
-        reader = tf.train.load_checkpoint(path)
-        for name, variable in weights.items():
-            variable.assign(reader.get_tensor(name + _SUFFIX))
+        with _reader(path) as reader:
+            for name, variable in weights.items():
+                variable.assign(reader.get_tensor(name + _SUFFIX))
 
     @staticmethod
     def _difference(found: Mapping[str, list[int]], wanted: Mapping[str, tf.Variable]) -> str:
@@ -129,9 +133,9 @@ class Copy:
 def damage(path: str) -> str | None:
     """Why a checkpoint cannot be read, every tensor of it; None when it can. The reader checks a checksum of each."""
     try:
-        reader = tf.train.load_checkpoint(path)
-        for name in reader.get_variable_to_shape_map():
-            reader.get_tensor(name)
+        with _reader(path) as reader:
+            for name in reader.get_variable_to_shape_map():
+                reader.get_tensor(name)
     except Exception as error:  # IndexError for a file that was cut off, and others
         return first_line(error)
     return None
@@ -145,11 +149,36 @@ def first_line(error: Exception) -> str:
 
 def _shapes_in(path: str) -> dict[str, list[int]]:
     """Name -> shape of every variable in a checkpoint."""
-    return {
-        name.removesuffix(_SUFFIX): shape
-        for name, shape in tf.train.load_checkpoint(path).get_variable_to_shape_map().items()
-        if name.endswith(_SUFFIX) and not name.startswith('save_counter')
-    }
+    with _reader(path) as reader:
+        return {
+            name.removesuffix(_SUFFIX): shape
+            for name, shape in reader.get_variable_to_shape_map().items()
+            if name.endswith(_SUFFIX) and not name.startswith('save_counter')
+        }
+
+
+@contextlib.contextmanager
+def _reader(path: str) -> Iterator[Any]:
+    """TensorFlow's reader of a checkpoint, inside the `with`."""
+    with plainly_named(path) as name:
+        yield tf.train.load_checkpoint(name)
+
+
+@contextlib.contextmanager
+def plainly_named(path: str) -> Iterator[str]:
+    """Inside the `with`, the same checkpoint by a name that is no pattern.
+
+    TensorFlow writes to `lr[0.1]/ckpt-5` as it stands, but to read it, looks for what the pattern matches.
+    """
+    folder, name = os.path.split(path)
+    if not re.search(r'[*?\[\]\\]', folder):
+        yield path
+        return
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        yield f'/proc/self/fd/{handle}/{name}'
+    finally:
+        os.close(handle)
 
 
 def _by_path(variables: Sequence[keras.Variable]) -> dict:
