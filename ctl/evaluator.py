@@ -60,10 +60,14 @@ class Evaluator(orbit.StandardEvaluator):
             except tf.errors.OpError as error:
                 self.unread = error
         if self.unread is not None:
-            if self._alone:
-                self._check(self.unread)
+            if self._strategy.cluster_resolver is None:
+                raise self.unread
+            # Other workers go on, and this one must compute with them, any numbers: where a size varies, 1 of them.
             spec = self._eval_dataset.element_spec
-            zeros = [tf.zeros(each.shape, each.dtype) for each in tf.nest.flatten(spec, expand_composites=True)]
+            zeros = [
+                tf.zeros([1 if size is None else size for size in each.shape], each.dtype)
+                for each in tf.nest.flatten(spec, expand_composites=True)
+            ]
             batch = tf.nest.pack_sequence_as(spec, zeros, expand_composites=True)
         return self._step(batch)
 

@@ -86,7 +86,7 @@ def _run(session: Session) -> None:
         },
     )
     chief = session.workers.chief
-    metrics = workdir_lib.MetricsFile(asked.workdir, writes=chief)
+    metrics = workdir_lib.MetricsFile(asked.workdir, writes=chief, check=session.check_workdir)
     at_end = session.as_the_chief_says(step == config.train.steps and metrics.has(step, 'eval'))
     if not asked.dry_run and (at_end or step > config.train.steps):
         say(f'Already at step {step} of {config.train.steps}. A larger --config.train.steps goes on from here.')
@@ -134,7 +134,8 @@ def _make_parts(session: Session, found: Data) -> _Parts:
         tf.config.experimental.enable_op_determinism()
     step = host_counter()
     how_to_go_on = f'The checkpoints are in {asked.workdir}. Go on with: {asked.command}'
-    watch = Watch(step, config.devices.stall_seconds, how_to_go_on)
+    remedy = devices.remedy_for_a_stall(session.strategy, session.alone)
+    watch = Watch(step, config.devices.stall_seconds, how_to_go_on, remedy)
     with session.strategy.scope():
         experiment = asked.module.make_experiment(config)
         data = found.for_batches(experiment.update_names(config.train))
@@ -178,6 +179,7 @@ def _make_parts(session: Session, found: Data) -> _Parts:
         in_background=config.checkpoint.async_save,
         writes=session.workers.chief,
         keeps_best=bool(config.checkpoint.best_metric),
+        check=session.check_workdir,
     )
     contest = Contest.of(config, workdir_lib.ARITHMETIC)
     best = BestCheckpoint(checkpoints, contest, session.as_the_chief_says, session.workers.chief)
@@ -196,6 +198,9 @@ def _restore(session: Session, checkpoints: Checkpoints) -> tuple[int, str | Non
             return step, None
         path = find_checkpoint(asked.config.train.init_checkpoint)
         checkpoints.state.load_weights(path)
+        if not session.alone:  # each has read for itself, and nothing would make them equal afterwards
+            said = {'weights of train.init_checkpoint': checkpoints.state.weights_digest()}
+            cluster.check_agreement(session.strategy, session.workers, said)
         return step, path
 
 
@@ -221,6 +226,7 @@ def _open_workdir(session: Session, parts: _Parts, numbers: Numbers, step: int) 
     """From here on the workdir is written to: what is left in it of steps after `step` goes."""
     asked, workers = session.asked, session.workers
     if workers.chief:
+        session.check_workdir()  # to read the data and trace may have taken minutes
         before, note = workdir_lib.read_config(asked.workdir), workdir_lib.read_note(asked.workdir)  # of the last start
         arithmetic = note.arithmetic if note else 0
         parts.best.go_on(step, Contest.of(before or asked.config, arithmetic), session.say)
@@ -247,7 +253,8 @@ def _stops_explained(session: Session, parts: _Parts) -> Iterator[None]:
     try:
         yield
     except GuardError as error:
-        session.clock.write()
+        with contextlib.suppress(OSError):  # of a full disk, which may be what it says
+            session.clock.write()
         if error.step is not None:
             session.say(plan.feed_text(parts.data, error.step, session.replicas, most=None))
         raise
@@ -308,7 +315,11 @@ def _train(
             evaluation.now()
             evaluation.check()
             agreement.check()  # it may have been interrupted again
-        controller.train(config.train.steps)
+        try:
+            controller.train(config.train.steps)
+        except BaseException:
+            checkpoints.abandon(session.say)  # for the workdir is given back, and another may have it next
+            raise
         with clock.during('save'):
             checkpoints.finish()
         clock.saved()

@@ -47,6 +47,9 @@ class _Lasting:
 def lasting() -> Iterator[None]:
     """Inside the `with`, nothing fails because standard output or standard error is gone."""
     before = sys.stdout, sys.stderr
+    for stream in before:
+        if hasattr(stream, 'reconfigure'):
+            stream.reconfigure(errors='backslashreplace')  # a path may be in no encoding
     sys.stderr = _Lasting(before[1], 'standard error', None)
     sys.stdout = _Lasting(before[0], 'standard output', sys.stderr)
     try:

@@ -118,9 +118,10 @@ def started(asked: Run) -> Iterator[Session]:
         else:
             print(f'worker {workers.index}: {text}', flush=True)
 
-    strategy = devices.make_strategy(asked.config.devices, workers, say)  # before any other TensorFlow object
-    with _ends_explained(asked, workers), signals.Stop().watching() as stop, contextlib.ExitStack() as stack:
-        lease = None
+    with _ends_explained(asked, workers), contextlib.ExitStack() as stack:
+        with signals.ending_at_once(f'Go on with: {asked.command}'):
+            strategy = devices.make_strategy(asked.config.devices, workers, say)  # before any other TensorFlow object
+        stop, lease = stack.enter_context(signals.Stop().watching()), None
         if workers.chief and not asked.dry_run:
             patience = asked.config.devices.start_timeout
             lease = stack.enter_context(lock.owned(asked.workdir, say, asked.break_lock, patience, stop.check))

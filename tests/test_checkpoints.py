@@ -38,6 +38,17 @@ def run(finished, tmp_path):
     return tmp_path / 'run'
 
 
+@pytest.mark.parametrize('name', ['lr[0.1]', pytest.param('a*?,b \\c', marks=pytest.mark.slow)])
+def test_a_workdir_whose_name_tensorflow_takes_for_a_pattern_is_written_and_read(
+    flags, finished, tmp_path, name
+):  # N21
+    shutil.copytree(finished, tmp_path / name)
+    assert go_on(flags, tmp_path / name) == 0
+    assert checkpoints_lib.find_checkpoint(str(tmp_path / name)).endswith('/ckpt-8')
+    words = overrides(train__init_checkpoint=str(tmp_path / name), train__steps=1)
+    assert door(*flags, *words, f'--workdir={tmp_path / "other"}') == 0
+
+
 def go_on(flags, workdir, steps=8):
     return door(*flags, *EVERY_2, f'--config.train.steps={steps}', f'--workdir={workdir}')
 

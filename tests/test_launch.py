@@ -38,7 +38,8 @@ def test_launch_refuses_gpus_that_do_not_share_evenly_with_what_does(monkeypatch
         ([None, 75], True, 0),
         ([None, 0], True, 0),
         ([None, 2], True, 60),
-        ([None, -9], False, 60),
+        ([None, -9], False, 17),
+        ([None, 1], False, 60),
     ],
 )
 def test_launch_waits_for_who_saves_and_as_long_as_a_stall_may_last(codes, signalled, patience):

@@ -7,6 +7,7 @@ import pathlib
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 
@@ -155,10 +156,39 @@ def test_the_script_for_slurm_runs_what_there_is():
     check_command(words)
 
 
+# Saves, which takes a moment, and ends as a run does.
+WORKER = """
+import signal, sys, time
+def save(number, frame):
+    time.sleep(0.5)
+    sys.exit(75)
+signal.signal(signal.SIGTERM, save)
+print('up', flush=True)
+while True:
+    time.sleep(0.1)
+"""
+
+
+def test_a_task_that_slurm_signals_as_a_whole_waits_for_the_worker_that_saves(tmp_path):
+    task = re.search(r"bash -c '(.*?)' worker", SLURM.read_text())[1]
+    process = subprocess.Popen(
+        ['bash', '-c', task, 'worker', sys.executable, '-c', WORKER],
+        env={**os.environ, 'codes': str(tmp_path), 'SLURM_PROCID': '3'},
+        start_new_session=True,
+        stdout=subprocess.PIPE,
+    )
+    assert process.stdout.readline() == b'up\n'
+    os.killpg(process.pid, signal.SIGTERM)
+    assert process.wait(timeout=DEADLINE) == 75
+    assert (tmp_path / '3').read_text() == '75\n'
+
+
 # One task a code; python is one that ends with it.
 SRUN = """shift  # --kill-on-bad-exit=0
 worst=0
+SLURM_PROCID=0
 for code in $CODES; do
+  export SLURM_PROCID=$((SLURM_PROCID + 1))
   CODE=$code "$@" || { ended=$?; [ $ended -gt $worst ] && worst=$ended; }
 done
 exit $worst

@@ -57,7 +57,7 @@ def stand_still(tmp_path, where, wait):
 @pytest.mark.parametrize(
     'where, remedy',
     [
-        ('step', 'for its devices, devices.stall_seconds=5 longer than the steps before took: try --config.devices.'),
+        ('step', 'for its devices, devices.stall_seconds=5 longer than the steps before took: look at the device'),
         ('input', 'for its input, devices.stall_seconds=5 longer than'),
     ],
 )
@@ -84,7 +84,7 @@ import tensorflow as tf
 from ctl.runtime import stall
 stall.LOCKED_SECONDS = 1.0
 step = tf.Variable(7)
-watch = stall.Watch(step, 1.0, 'Go on.')
+watch = stall.Watch(step, 1.0, 'Go on.', 'try another')
 with watch.watching():
     for _ in range(200):
         with watch.loop(1, 0.001):
@@ -116,7 +116,7 @@ def test_only_a_loop_that_takes_too_long_is_ended(wait, said):
 
 def test_where_nothing_is_watched_no_thread_waits(monkeypatch):
     monkeypatch.setattr(stall.threading, 'Thread', None)
-    watch = stall.Watch(None, 0, '')
+    watch = stall.Watch(None, 0, '', '')
     with watch.watching(), watch.loop(1, None):
         pass
 
@@ -131,7 +131,7 @@ def test_the_timer_is_found_where_the_system_has_it_and_a_run_goes_on_without(mo
 
     monkeypatch.setattr(ctypes, 'CDLL', lambda name: load(None) if name == has else Without())
     assert (stall._timers() is None) == (has == '')
-    watch = stall.Watch(None, 1000, '')
+    watch = stall.Watch(None, 1000, '', '')
     with watch.watching(), watch.loop(1, 0.1):
         pass
 

@@ -73,7 +73,13 @@ def saved_step(workdir):
 
 
 @pytest.mark.xdist_group('stop')
-@pytest.mark.parametrize('number', [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    'number',
+    [
+        signal.SIGTERM,
+        *(pytest.param(each, marks=pytest.mark.slow) for each in (signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)),
+    ],
+)
 def test_a_signal_saves_and_ends_with_exit_75_and_the_same_command_goes_on(flags, unbroken, tmp_path, number):
     words = [*flags, f'--workdir={tmp_path}']
     with running(*words) as process:
@@ -175,6 +181,31 @@ def test_a_second_signal_ends_the_run_at_once_whatever_it_is_doing():
         watchdog.cancel()
     assert process.returncode == 128 + signal.SIGTERM
     assert error == 'SIGTERM received after SIGTERM: ended at once.\n'
+
+
+HEARS = """
+import signal, time
+from ctl.runtime import signals
+signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup starts a program
+with signals.Stop().watching() as stop:
+    print('up', flush=True)
+    while not stop.asked:
+        time.sleep(0.01)
+    print(stop.received)
+"""
+
+
+@pytest.mark.parametrize('number', [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
+def test_what_was_ignored_at_the_start_stays_ignored_and_all_others_end_a_run(number):  # N29
+    with subprocess.Popen([sys.executable, '-c', HEARS], stdout=subprocess.PIPE, text=True) as process:
+        watchdog = threading.Timer(DEADLINE, process.kill)
+        watchdog.start()
+        assert process.stdout.readline() == 'up\n'
+        process.send_signal(signal.SIGHUP)
+        process.send_signal(number)
+        said = process.communicate()[0]
+        watchdog.cancel()
+    assert said == f'{number.name}\n' and process.returncode == 0
 
 
 def kill_somewhere(process, workdir, where, rng):

@@ -6,6 +6,7 @@ What stands after -- is for ctl.train. It does here what a cluster does elsewher
 share out the GPUs, prefix what it prints, pass signals on, and restart. Ends with the exit code of the run.
 """
 
+import contextlib
 import json
 import os
 import pathlib
@@ -28,8 +29,8 @@ from ctl.settings import BASE
 # How long the others have to end by themselves when one has ended with an error that would come again.
 PATIENCE_SECONDS = 60.0
 _NVIDIA = pathlib.Path('/proc/driver/nvidia/gpus')
-# Exit codes that would only come again.
-_FINAL = (UserError.exit_code, GuardError.exit_code)
+# Exit codes that would only come again; 1 is a traceback.
+_FINAL = (1, UserError.exit_code, GuardError.exit_code)
 
 
 def _define(values: flags.FlagValues) -> None:
@@ -83,15 +84,19 @@ class _Launcher:
     def run(self) -> int:
         """Starts all, waits for all; 0, or the exit code that says most of what went wrong."""
         cluster = {'worker': free_addresses(self._count)}
-        self._processes = [self._start(cluster, index) for index in range(self._count)]
+        self._processes = []
+        for index in range(self._count):
+            if not self.signalled:
+                self._processes.append(self._start(cluster, index))
+        if self.signalled:  # of those that came in between, not all have heard
+            self.pass_on(signal.SIGTERM, None)
         printers = [threading.Thread(target=_print_lines, args=[i, p]) for i, p in enumerate(self._processes)]
         for printer in printers:
             printer.start()
         try:
             codes = self._wait()
         finally:
-            for process in self._processes:
-                process.kill()
+            self._kill_all()
             for printer in printers:
                 printer.join()
         failed = [code for code in codes if code]
@@ -105,7 +110,8 @@ class _Launcher:
             env={**os.environ, **self._gpus[index], 'TF_CONFIG': json.dumps(config), COMMAND_VARIABLE: self._command},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            text=True,
+            encoding='utf8',
+            errors='backslashreplace',
             start_new_session=True,  # a Ctrl-C at the terminal comes to us alone, and is passed on once
         )
 
@@ -118,14 +124,19 @@ class _Launcher:
                 failed_since = time.monotonic()
             patience = self._patience(codes)
             if failed_since and patience and time.monotonic() > failed_since + patience:
-                for process in self._processes:
-                    process.kill()
+                self._kill_all()
             time.sleep(0.05)
         return [process.wait() for process in self._processes]
 
+    def _kill_all(self) -> None:
+        """Each with what it has started, which may hold the pipe that we read."""
+        for process in self._processes:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+
     def _patience(self, codes: Sequence[int | None]) -> float:
         """Seconds that the others have when some have ended so; 0 for as long as they like."""
-        if any(code not in (None, 0, Interrupted.exit_code) for code in codes):
+        if any(code in _FINAL for code in codes):
             return PATIENCE_SECONDS
         # After a signal, as at the end, they wait for the chief, which saves for all. Who has lost a worker notices
         # that by itself, or is stalled.

@@ -219,7 +219,8 @@ class Evaluation:
         if self.failure:
             return
         # Before the line: a run that is killed between the two evaluates this step again.
-        self._best(values)
+        if self._best(values):
+            self._agreement.wait_for_all()  # likewise, as after every save
         self._numbers.write('eval', step, values)
         self._progress.evaluation(step, values)
         self.newest = values
@@ -267,7 +268,8 @@ class Saver:
                 if ends:
                     self._checkpoints.finish()
             self._clock.saved()
-        if ends:
-            self._agreement.wait_for_all()  # the chief writes for all
+            # The chief writes for all. Who went on would wait for it in the next step, and take that for a stall.
+            self._agreement.wait_for_all()
         self._evaluation.check()
-        self._agreement.check()
+        if asked:
+            raise Interrupted(f'{asked} received')  # one that came since is heard after the next loop

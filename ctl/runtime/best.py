@@ -89,18 +89,20 @@ class BestCheckpoint:
     def _other_evaluation(self, noted: Mapping) -> str:
         return ', of evaluations that do not compare' if noted['evaluation'] != self._contest.evaluation else ''
 
-    def __call__(self, values: Mapping[str, float]) -> None:
-        """Saves the current step where an evaluation, by its `values`, is the best."""
+    def __call__(self, values: Mapping[str, float]) -> bool:
+        """Saves the current step where an evaluation, by its `values`, is the best; whether it was."""
         if not self._contest.metric:
-            return
+            return False
         value, sign = values[self._contest.metric], 1 if self._contest.mode == 'min' else -1
         better = self._best is None or sign * value < sign * self._best
-        if self._as_the_chief_says(int(better and math.isfinite(value))):
-            self._best = value
-            step = self._checkpoints.write_best()
-            if self._writes:
-                self._note({'step': step, 'value': value, **self._contest._asdict()})
-                keep_only(self._folder, step)
+        if not self._as_the_chief_says(int(better and math.isfinite(value))):
+            return False
+        self._best = value
+        step = self._checkpoints.write_best()
+        if self._writes:
+            self._note({'step': step, 'value': value, **self._contest._asdict()})
+            keep_only(self._folder, step)
+        return True
 
     def _read(self) -> dict:
         """`best.json`; empty where there is none, or not the checkpoint that it names."""

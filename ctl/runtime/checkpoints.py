@@ -33,6 +33,7 @@ class Checkpoints:
         in_background: bool = False,
         writes: bool = True,
         keeps_best: bool = False,
+        check: Callable[[], None] = lambda: None,
     ):
         """Looks at nothing yet.
 
@@ -43,10 +44,11 @@ class Checkpoints:
           writes: whether this worker's checkpoints stay. All workers must save, and at the same time, for a variable
             that replicas hold each for itself is read from all of them.
           keeps_best: whether one more will stay, in `best`.
+          check: called before anything is written or removed; raises when another run has the workdir.
         """
         self.state, self.best_folder = state, folder / 'best'
         self._folder, self._most, self._writes = folder, most, writes
-        self._in_background, self._keeps_best = in_background, keeps_best
+        self._in_background, self._keeps_best, self._check = in_background, keeps_best, check
         self._copy: Copy | None = None
         self._writing: threading.Thread | None = None
         self._failure: Exception | None = None
@@ -135,6 +137,13 @@ class Checkpoints:
             failure, self._failure = self._failure, None
             raise failure
 
+    def abandon(self, say: Callable[[str], None]) -> None:
+        """Where the run ends by an error: waits as `finish` does, and only says what could not be written."""
+        try:
+            self.finish()
+        except Exception as failure:
+            say(f'WARNING: the checkpoint that was being written is lost: {failure}')
+
     def write_best(self) -> int:
         """Puts a checkpoint of the current step into `best`, beside what is there; returns the step."""
         step = int(self.state.step.numpy())
@@ -149,6 +158,7 @@ class Checkpoints:
             with tempfile.TemporaryDirectory() as scratch:
                 source.write(f'{scratch}/ckpt')
             return
+        self._check()
         path = str(folder / f'ckpt-{step}')
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -164,6 +174,7 @@ class Checkpoints:
             newest = self.newest
             before = f'{newest} is intact' if newest else 'there is none before it'
             raise GuardError(f'{path} cannot be written: {problem}. Is the disk full? {before}.')
+        self._check()  # it may have taken long
         for old in steps_in(folder)[:-most] if most else ():
             _remove(folder, old)
         _list_newest(folder)
@@ -186,7 +197,7 @@ def find_checkpoint(text: str) -> str:
       UserError: when there is none.
     """
     path = local_path(text, 'train.init_checkpoint')
-    if path.with_name(path.name + '.index').exists():
+    if path.name and path.with_name(path.name + '.index').exists():
         return str(path)
     newest = newest_in(path) or newest_in(path / 'checkpoints')
     if newest:

@@ -1,7 +1,6 @@
 """Which devices hold a replica, and how they sum: from the config to a tf.distribute strategy."""
 
 import os
-import signal
 from collections.abc import Callable, Sequence
 
 import keras
@@ -11,6 +10,7 @@ import tensorflow as tf
 from ctl.errors import Interrupted, UserError
 from ctl.runtime import cluster
 from ctl.runtime.meeting import meet
+from ctl.runtime.stall import ends_without_python
 
 _TOO_LATE = (
     'TensorFlow has run something before the devices were made. Move what the experiment does at import into '
@@ -110,13 +110,10 @@ def _multi_worker_strategy(
         task_id=workers.index,
         rpc_layer='grpc',
     )
-    # TensorFlow waits for the others with Python locked, for ever. All were there a moment ago; should one have died
-    # since, the alarm ends the process.
-    signal.signal(signal.SIGALRM, signal.SIG_DFL)
-    signal.alarm(devices.start_timeout)
-    strategy = tf.distribute.MultiWorkerMirroredStrategy(resolver, communication_options(devices))
-    heard = cluster.gather(strategy, [workers.index + 1])[:, 0].tolist()
-    signal.alarm(0)
+    # TensorFlow waits for the others with Python locked, for ever. All were there a moment ago.
+    with ends_without_python(devices.start_timeout):
+        strategy = tf.distribute.MultiWorkerMirroredStrategy(resolver, communication_options(devices))
+        heard = cluster.gather(strategy, [workers.index + 1])[:, 0].tolist()
     expected = list(range(1, len(workers.addresses) + 1))
     if heard != expected:
         raise Interrupted(f'the workers should have said {expected}, and {heard} was heard')
@@ -132,6 +129,13 @@ def _check_multi_worker(devices: ml_collections.ConfigDict, workers: cluster.Clu
         raise UserError('devices.all_reduce=hierarchical is for one machine: take auto, ring or nccl.')
     if devices.replicas > 1 and not have_gpus:
         raise UserError(f'devices.replicas={devices.replicas}: a worker without GPUs has 1 replica. Take 0.')
+
+
+def remedy_for_a_stall(strategy: tf.distribute.Strategy, alone: bool) -> str:
+    """What to try where a step waits for its devices for ever."""
+    if strategy.num_replicas_in_sync == 1:
+        return 'look at the device, with nvidia-smi where it is a GPU'
+    return f'try --config.devices.all_reduce={"hierarchical" if alone else "ring"}'
 
 
 def _cross_device_ops(all_reduce: str, have_gpus: bool) -> tf.distribute.CrossDeviceOps | None:

@@ -80,6 +80,10 @@ def _read(path: pathlib.Path) -> Owner | None:
         text = path.read_text(encoding='utf8', errors='replace').strip()
     except FileNotFoundError:
         return None
+    except OSError as error:
+        if error.errno != errno.ESTALE:  # NFS, of a file that another machine has removed since it was opened
+            raise
+        return None
     try:
         found = json.loads(text)
         return Owner(**{field.name: found[field.name] for field in dataclasses.fields(Owner) if field.name in found})
@@ -294,6 +298,11 @@ def _set_aside(path: pathlib.Path, dead: Owner) -> None:
     with contextlib.suppress(FileNotFoundError):
         os.rename(path, aside)
         if _read(aside) != dead:
-            with contextlib.suppress(FileExistsError):
+            try:
                 os.link(aside, path)
+            except FileExistsError:
+                pass
+            except OSError:  # no hard links there
+                os.rename(aside, path)
+                return
         aside.unlink()

@@ -29,6 +29,7 @@ from ctl.runtime.cluster import Cluster
 SECONDS, BYTES, CALLERS = 5.0, 2000, 500
 # Kinds of strangers that are named one by one.
 MOST_STRANGERS = 5
+MOST_NAMED = 10  # of the missing
 
 
 def meet(cluster: Cluster, timeout: float, say: Callable[[str], None], replicas: int = 1, secret: str = '') -> None:
@@ -69,10 +70,12 @@ class _Self(NamedTuple):
         """That the secret is known here, for the one who gave the challenge; '' where there is none."""
         if not self.secret:
             return ''
-        return hmac.new(self.secret.encode(), f'{who} {self.run} {challenge}'.encode(), 'sha256').hexdigest()
+        text = f'{who} {self.run} {challenge}'.encode(errors='replace')
+        return hmac.new(self.secret.encode(), text, 'sha256').hexdigest()
 
     def proves(self, proof: object, challenge: str, who: str) -> bool:
-        return isinstance(proof, str) and hmac.compare_digest(proof, self.proof(challenge, who))
+        expected = self.proof(challenge, who).encode()
+        return isinstance(proof, str) and hmac.compare_digest(proof.encode(errors='replace'), expected)
 
 
 class _Caller:
@@ -129,7 +132,8 @@ class _Door:
         """Until all are there, and lets them go."""
         cluster, said = self._me.cluster, ''
         while missing := [i for i in range(1, len(cluster.addresses)) if i not in self._workers]:
-            text = ', '.join(map(cluster.name, missing))
+            more = f' and {len(missing) - MOST_NAMED} more' if len(missing) > MOST_NAMED else ''
+            text = ', '.join(map(cluster.name, missing[:MOST_NAMED])) + more
             if text != said:
                 self._say(f'{cluster.name(0)}: waiting for {text}')
                 said = text
@@ -156,10 +160,14 @@ class _Door:
     def _accept(self) -> None:
         with contextlib.suppress(OSError):
             connection, (host, *_) = self._listener.accept()
-            if len(self._selector.get_map()) > CALLERS:
+            if sum(not (key.data and key.data.said) for key in self._selector.get_map().values()) > CALLERS:
                 connection.close()
                 return
             connection.setblocking(False)
+            # A machine that is gone says nothing: its place is free after a minute.
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            for option, value in (('TCP_KEEPIDLE', 20), ('TCP_KEEPINTVL', 10), ('TCP_KEEPCNT', 4)):
+                connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
             caller = _Caller(self._stack.enter_context(connection), host)
             self._selector.register(connection, selectors.EVENT_READ, caller)
             caller.send(challenge=caller.challenge)
@@ -213,6 +221,8 @@ class _Door:
 
     def _leave(self, caller: _Caller, problem: str) -> None:
         """Closes a connection; of a stranger's it is said once why."""
+        if caller.connection.fileno() < 0:  # left already, in what the same look has found
+            return
         self._selector.unregister(caller.connection)
         caller.connection.close()
         if caller.said:

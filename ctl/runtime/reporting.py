@@ -17,7 +17,12 @@ def make_console(quiet: bool = False) -> rich.console.Console:
     """Standard output: 80 columns or the terminal's; 120 where it is no terminal, so that tables keep their shape."""
     terminal = sys.stdout.isatty()
     return rich.console.Console(
-        file=sys.stdout, width=None if terminal else 120, highlight=False, soft_wrap=not terminal, quiet=quiet
+        file=sys.stdout,
+        force_terminal=terminal,  # and not as FORCE_COLOR says: a bar has no place in a log
+        width=None if terminal else 120,
+        highlight=False,
+        soft_wrap=not terminal,
+        quiet=quiet,
     )
 
 

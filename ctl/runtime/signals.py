@@ -25,6 +25,24 @@ def heard() -> list[signal.Signals]:
     return [number for number in _ENDING if signal.getsignal(number) is not signal.SIG_IGN]
 
 
+@contextlib.contextmanager
+def ending_at_once(how_to_go_on: str) -> Iterator[None]:
+    """Inside the `with`, where nothing is to be saved, a signal raises Interrupted as soon as Python runs."""
+
+    def end(number: int, frame: object) -> None:
+        raise Interrupted(f'{signal.Signals(number).name} received: nothing was trained yet. {how_to_go_on}')
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, end) for number in heard()}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
 class Stop:
     """Whether a signal has asked the run to end.
 
@@ -58,15 +76,15 @@ class Stop:
             return
         ours, theirs = socket.socketpair()
         theirs.setblocking(False)
-        before = {number: signal.signal(number, lambda *_: None) for number in heard()}
         wakeup = signal.set_wakeup_fd(theirs.fileno(), warn_on_full_buffer=False)
+        before = {number: signal.signal(number, lambda *_: None) for number in heard()}
         threading.Thread(target=self._listen, args=[ours], name='signals', daemon=True).start()
         try:
             yield self
         finally:
-            signal.set_wakeup_fd(wakeup)
             for number, handler in before.items():
                 signal.signal(number, handler)
+            signal.set_wakeup_fd(wakeup)
             theirs.close()  # ends the thread
 
     def _listen(self, ours: socket.socket) -> None:

@@ -1,5 +1,6 @@
 """The workers of a job step, from the environment that Slurm gives each of its tasks."""
 
+import contextlib
 import itertools
 import re
 import shutil
@@ -53,9 +54,10 @@ def host_names(text: str) -> list[str]:
     scontrol = shutil.which('scontrol')
     if scontrol:
         command = [scontrol, 'show', 'hostnames', text]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-        if done.returncode == 0 and done.stdout.split():
-            return done.stdout.split()
+        with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+            done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+            if done.returncode == 0 and done.stdout.split():
+                return done.stdout.split()
     # Commas part names, but not inside of brackets.
     names = re.findall(r'(?:[^,\[\]]|\[[^\[\]]*\])+', text)
     if not names or ','.join(names) != text:

@@ -31,15 +31,16 @@ class Watch:
       awaits_input: bool variable; a step sets it around its asking for a batch.
     """
 
-    def __init__(self, step: tf.Variable, seconds: float, advice: str):
+    def __init__(self, step: tf.Variable, seconds: float, advice: str, remedy: str):
         """Outside of a strategy's scope: what is read when devices have stalled must not be on one.
 
         Args:
           step: counts the steps that are done, on the host.
           seconds: that a loop may take beyond what its steps took before; 0 watches nothing.
           advice: how to go on.
+          remedy: what to try where the devices are waited for.
         """
-        self._step, self._seconds, self._advice = step, seconds, advice
+        self._step, self._seconds, self._advice, self._remedy = step, seconds, advice, remedy
         with tf.device('/cpu:0'):
             self.awaits_input = tf.Variable(False, trainable=False, name='awaits_input')
         self._changed = threading.Condition()
@@ -72,7 +73,7 @@ class Watch:
         usual = steps * seconds_per_step if seconds_per_step else FIRST_SECONDS + (FIRST_TIMES - 1) * self._seconds
         self._allowed = usual + self._seconds
         self._expect(time.monotonic() + self._allowed)
-        with _ends_without_python(self._allowed + LOCKED_SECONDS):
+        with ends_without_python(self._allowed + LOCKED_SECONDS):
             try:
                 yield
             finally:
@@ -95,7 +96,7 @@ class Watch:
         self._end()
 
     def _end(self) -> None:
-        waits, remedy = 'its devices', 'try --config.devices.all_reduce=hierarchical'
+        waits, remedy = 'its devices', self._remedy
         if self.awaits_input.numpy():
             waits, remedy = 'its input', 'look at the disk or network of data.train'
         print(
@@ -141,7 +142,7 @@ def _timers() -> ctypes.CDLL | None:
 
 
 @contextlib.contextmanager
-def _ends_without_python(seconds: float) -> Iterator[None]:
+def ends_without_python(seconds: float) -> Iterator[None]:
     """After so many seconds inside the `with` the stacks are printed and the process ends, even if Python is locked."""
     libc, timers = ctypes.CDLL(None), _timers()
     exit_now = ctypes.cast(libc._exit, ctypes.c_void_p).value

@@ -5,6 +5,7 @@ their weights out, and say nothing when it restores. So a checkpoint is made of 
 """
 
 import contextlib
+import hashlib
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -98,6 +99,14 @@ class State:
             for name, variable in weights.items():
                 variable.assign(reader.get_tensor(name + _SUFFIX))
 
+    def weights_digest(self) -> str:
+        """Of the values of all models' weights, hexadecimal."""
+        digest = hashlib.sha256()
+        for name in sorted(name for name in self.variables if name.startswith('models/')):
+            digest.update(name.encode())
+            digest.update(np.ascontiguousarray(self.variables[name].numpy()).tobytes())
+        return digest.hexdigest()
+
     @staticmethod
     def _difference(found: Mapping[str, list[int]], wanted: Mapping[str, tf.Variable]) -> str:
         """What differs between the shapes in a checkpoint and those of a run, by name; '' for nothing."""
@@ -136,6 +145,12 @@ def damage(path: str) -> str | None:
         with _reader(path) as reader:
             for name in reader.get_variable_to_shape_map():
                 reader.get_tensor(name)
+    except (PermissionError, MemoryError, tf.errors.PermissionDeniedError, tf.errors.ResourceExhaustedError):
+        raise  # says nothing of the file
+    except tf.errors.UnknownError as error:
+        if os.access(f'{path}.index', os.R_OK):
+            raise  # of a file system that does not answer, say
+        return first_line(error)
     except Exception as error:  # IndexError for a file that was cut off, and others
         return first_line(error)
     return None

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import math
 import pathlib
+from collections.abc import Callable
 
 from ctl.errors import UserError
 from ctl.files import replace_text, sync
@@ -72,9 +73,9 @@ def write_note(workdir: pathlib.Path, note: Note) -> None:
 class MetricsFile:
     """`metrics.jsonl`: one JSON object a line, in the order of steps, no step twice."""
 
-    def __init__(self, workdir: pathlib.Path, writes: bool = True):
-        """`writes`: whether this worker is the one that writes it; all read it."""
-        self._writes, self._path = writes, workdir / 'metrics.jsonl'
+    def __init__(self, workdir: pathlib.Path, writes: bool = True, check: Callable[[], None] = lambda: None):
+        """`writes`: whether this worker is the one that writes it; all read it. `check`, called before, may raise."""
+        self._writes, self._check, self._path = writes, check, workdir / 'metrics.jsonl'
 
     def _lines(self) -> list[str]:
         return self._path.read_text(encoding='utf8').splitlines() if self._path.exists() else []
@@ -91,12 +92,14 @@ class MetricsFile:
     def drop_after(self, step: int) -> None:
         """Drops what a killed run wrote after `step`, its last checkpoint: those steps come again."""
         if self._writes and self._path.exists():
+            self._check()
             replace_text(self._path, ''.join(f'{line}\n' for line in self._lines() if _step(line) <= step))
 
     def append(self, **values) -> None:
         """Adds a line; numbers in full precision, and null for what is not finite."""
         if not self._writes:
             return
+        self._check()
         values = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in values.items()}
         with open(self._path, 'a', encoding='utf8') as stream:
             stream.write(json.dumps(values) + '\n')
