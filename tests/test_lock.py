@@ -140,21 +140,27 @@ def test_a_run_that_stood_still_and_was_taken_over_notices_and_leaves_the_lock_t
         assert os.listdir(tmp_path) == []
 
 
-def test_a_run_that_was_taken_over_writes_nothing_more_and_ends_with_75(tmp_path, capsys, monkeypatch):
+@pytest.mark.parametrize('lost_in', ['Reporter.__call__', 'Evaluation._measure'])
+def test_a_run_that_was_taken_over_writes_nothing_more_and_ends_with_75(tmp_path, capsys, monkeypatch, lost_in):
+    """Between two loops, or in an evaluation, which may take long."""
     from ctl.runtime import actions
 
     workdir = tmp_path / 'run'
-    report = actions.Reporter.__call__
+    owner, name = getattr(actions, lost_in.partition('.')[0]), lost_in.partition('.')[2]
+    do = getattr(owner, name)
 
-    def report_and_lose(self, output):
-        report(self, output)
+    def do_and_lose(self, *arguments):
+        done = do(self, *arguments)
         write(workdir, token='of another')
+        return done
 
-    monkeypatch.setattr(actions.Reporter, '__call__', report_and_lose)
-    assert door(*write_shallow(tmp_path), *overrides(train__steps=5), f'--workdir={workdir}') == 75
+    monkeypatch.setattr(owner, name, do_and_lose)
+    words = overrides(train__steps=5, eval__every=1, checkpoint__every=1, checkpoint__best_metric='loss')
+    assert door(*write_shallow(tmp_path), *words, f'--workdir={workdir}') == 75
     error = capsys.readouterr().err
     assert 'is not ours any more: process 1 on elsewhere' in error and 'Go on with' not in error
-    assert [line['step'] for line in Workdir(workdir).lines('train')] == [1]
+    assert [(line['step'], line['kind']) for line in Workdir(workdir).metrics] == [(1, 'train')]
+    assert not list(workdir.glob('checkpoints/**/*.index')) and not (workdir / 'checkpoints' / 'best').exists()
     assert read(workdir)['token'] == 'of another'
 
 

@@ -164,6 +164,7 @@ def as_worker(index=1, run=None, proof='', **more):
         (as_worker(index=True), 'worker True is not in 1 to 1'),
         (as_worker(index='x' * 1000), 'worker xxxxxxxxx is not in 1 to 1'),
         (as_worker(proof='0' * 64), 'has a CTL_SECRET, and there is none at worker 0'),
+        (as_worker(proof='\u00e9\ud800'), 'has a CTL_SECRET, and there is none at worker 0'),
         (as_worker(proof=None), 'has a CTL_SECRET, and there is none at worker 0'),
     ],
 )

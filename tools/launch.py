@@ -100,6 +100,7 @@ class _Launcher:
             for printer in printers:
                 printer.join()
         failed = [code for code in codes if code]
+        failed += [Interrupted.exit_code] if len(codes) < self._count else []  # a signal came before they were started
         said = [code for code in failed if code in (*_FINAL, Interrupted.exit_code)]
         return (sorted(said) + failed + [0])[0]
 
