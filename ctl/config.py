@@ -150,8 +150,10 @@ def parse_text(key: str, text: str, default: Value) -> str:
         return text
     try:
         if isinstance(default, int):
-            return str(_whole(text))
-        if math.isfinite(float(text)):
+            number = _whole(text)
+            if abs(number) < 2**63:
+                return str(number)
+        elif math.isfinite(float(text)):
             return text
     except ValueError:
         pass

@@ -40,7 +40,8 @@ def exit_code_of(program: Callable[[], None]) -> int:
     try:
         program()
     except (UserError, GuardError) as error:
-        print(f'error: {_as_raised(error)}', file=sys.stderr)
+        # One line, whatever was typed or stands in a file's name.
+        print(f'error: {_as_raised(error)}'.replace('\n', '\\n'), file=sys.stderr)
         return error.exit_code
     except Interrupted as interruption:
         print(interruption, file=sys.stderr)

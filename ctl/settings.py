@@ -28,7 +28,9 @@ class Setting:
 BASE = {
     'train': {
         'steps': Setting(1000, 'weight updates in the whole run', minimum=1),
-        'global_batch_size': Setting(32, 'examples in one weight update, over all replicas together', minimum=1),
+        'global_batch_size': Setting(
+            32, 'examples in one weight update, over all replicas together', minimum=1, below=2**24
+        ),
         'microbatches': Setting(
             1, "slices of a replica's batch, summed before the all-reduce to save memory", minimum=1
         ),

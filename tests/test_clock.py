@@ -6,7 +6,7 @@ import time
 import pytest
 
 from ctl.runtime.clock import KINDS, Clock, as_text
-from tests.runs import Workdir, door, overrides, running, wait_for_step, write_shallow
+from tests.runs import Workdir, door, overrides, running, write_shallow
 
 
 @pytest.fixture
@@ -111,7 +111,11 @@ def test_a_run_says_where_its_time_went_and_counts_on_when_it_goes_on(tmp_path, 
 @pytest.mark.slow
 def test_the_seconds_of_a_process_add_up_to_its_life_and_a_kill_makes_lost_ones(tmp_path):
     """All of them, for there is no checkpoint."""
-    words = [*write_shallow(tmp_path), *overrides(eval__every=0, checkpoint__every=1_000_000), f'--workdir={tmp_path / "run"}']
+    words = [
+        *write_shallow(tmp_path),
+        *overrides(eval__every=0, checkpoint__every=1_000_000),
+        f'--workdir={tmp_path / "run"}',
+    ]
     began, time_file = time.monotonic(), tmp_path / 'run' / 'time.json'
     with running(*words, '--config.train.steps=1000000') as process:
         while not time_file.exists() or not read(tmp_path / 'run')['step']:

@@ -1,5 +1,6 @@
 """The numbers of the sharding that the user may leave to the program, and what is said when a wish cannot be met."""
 
+import math
 from typing import NamedTuple
 
 import numpy as np
@@ -123,7 +124,8 @@ def _shard_numbers(global_batch_size: int, logical_shards: int) -> list[int]:
     Raises:
       UserError: when the one asked for does not divide it.
     """
-    fitting = [n for n in range(1, global_batch_size + 1) if global_batch_size % n == 0]
+    small = [n for n in range(1, math.isqrt(global_batch_size) + 1) if global_batch_size % n == 0]
+    fitting = sorted({*small, *(global_batch_size // n for n in small)})
     if not logical_shards:
         return [n for n in fitting if n <= MOST_SHARDS]
     if logical_shards in fitting:
