@@ -202,6 +202,7 @@ def test_settings_that_fit_no_record_are_refused_and_not_skipped(tmp_path, capsy
     assert 'input_ids has 16 values, expected 32: set --config.model.max_length=16' in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_run_that_a_wrong_record_stopped_goes_on_with_skip(tmp_path):
     flags = [*write_shallow(tmp_path, train_counts=(40, 40)), f'--workdir={tmp_path / "run"}']
     write_one_bad(tmp_path, 'missing', '')

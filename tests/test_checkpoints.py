@@ -11,6 +11,7 @@ import pytest
 import tensorflow as tf
 
 from ctl.runtime import checkpoints as checkpoints_lib
+from ctl.runtime import state
 from tests.runs import Workdir, door, overrides, write_shallow
 
 pytestmark = pytest.mark.xdist_group('checkpoints')  # for the run that these tests share
@@ -38,7 +39,8 @@ def run(finished, tmp_path):
     return tmp_path / 'run'
 
 
-@pytest.mark.parametrize('name', ['lr[0.1]', pytest.param('a*?,b \\c', marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize('name', ['lr[0.1]', 'a*?,b \\c'])
 def test_a_workdir_whose_name_tensorflow_takes_for_a_pattern_is_written_and_read(
     flags, finished, tmp_path, name
 ):  # N21
@@ -47,6 +49,14 @@ def test_a_workdir_whose_name_tensorflow_takes_for_a_pattern_is_written_and_read
     assert checkpoints_lib.find_checkpoint(str(tmp_path / name)).endswith('/ckpt-8')
     words = overrides(train__init_checkpoint=str(tmp_path / name), train__steps=1)
     assert door(*flags, *words, f'--workdir={tmp_path / "other"}') == 0
+
+
+def test_a_checkpoint_in_a_folder_that_looks_like_a_pattern_is_read(finished, tmp_path):
+    shutil.copytree(finished, tmp_path / 'lr[0.1]*')
+    newest = checkpoints_lib.find_checkpoint(str(tmp_path / 'lr[0.1]*'))
+    assert newest.endswith('lr[0.1]*/checkpoints/ckpt-6') and state.damage(newest) is None
+    hurt(pathlib.Path(f'{newest}.index'), 'cut')
+    assert state.damage(newest)
 
 
 def go_on(flags, workdir, steps=8):

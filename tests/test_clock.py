@@ -96,6 +96,7 @@ def read(workdir):
     return json.loads((workdir / 'time.json').read_text())['seconds']
 
 
+@pytest.mark.slow
 def test_a_run_says_where_its_time_went_and_counts_on_when_it_goes_on(tmp_path, capsys):
     words = [*write_shallow(tmp_path), *overrides(train__steps=6, eval__every=2), f'--workdir={tmp_path / "run"}']
     assert door(*words, '--config.train.steps=4') == 0

@@ -137,6 +137,7 @@ def ask(process, address, runs):
     raise AssertionError(f'TensorBoard has only {answer}')
 
 
+@pytest.mark.slow
 def test_go_on_with_goes_on(tmp_path, capsys, monkeypatch):
     """The command of a run that was interrupted, pasted: the run comes to its end."""
     from ctl.runtime import signals

@@ -59,6 +59,7 @@ def test_sums_over_any_slices_are_those_of_the_whole_and_padding_counts_nothing(
     np.testing.assert_array_equal(total['rows'][:examples], features)
 
 
+@pytest.mark.slow
 def test_the_kernel_distance_compares_a_sample_of_all_files(tmp_path, monkeypatch):
     """13 records of which 5 are compared: those with the first places in the order that the seed draws."""
     monkeypatch.setattr(distances, 'KERNEL_RECORDS', 5)

@@ -118,20 +118,16 @@ def test_the_best_checkpoint_and_what_is_said_of_it_agree_after_a_kill_between_t
     assert about['step'] == 7 and steps == ['ckpt-7']
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     'noted, config, begins_anew',
     [
         ({'metric': 'loss', 'mode': 'max'}, 'min', True),
-        *(
-            pytest.param(*case, marks=pytest.mark.slow)
-            for case in [
-                ({'metric': 'loss', 'mode': 'min'}, 'max', False),
-                ({'metric': 'accuracy', 'mode': 'min'}, 'min', True),
-                ({'metric': 'loss'}, 'min', False),  # of an older version, which noted no mode: it is that of then
-                ({'metric': 'loss'}, 'max', True),
-                ({'metric': 'loss', 'mode': 'min', 'evaluation': 'of other records'}, 'min', True),
-            ]
-        ),
+        ({'metric': 'loss', 'mode': 'min'}, 'max', False),
+        ({'metric': 'accuracy', 'mode': 'min'}, 'min', True),
+        ({'metric': 'loss'}, 'min', False),  # of an older version, which noted no mode: it is that of then
+        ({'metric': 'loss'}, 'max', True),
+        ({'metric': 'loss', 'mode': 'min', 'evaluation': 'of other records'}, 'min', True),
     ],
 )
 def test_a_best_by_another_metric_or_mode_is_said_and_compared_with_nothing(

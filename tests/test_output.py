@@ -11,6 +11,7 @@ from ctl.output import lasting
 from tests.runs import DEADLINE, ROOT, Workdir, overrides, write_shallow
 
 
+@pytest.mark.slow
 def test_a_run_whose_output_nobody_reads_goes_on_and_says_so(tmp_path):  # N28
     words = [*write_shallow(tmp_path), *overrides(train__steps=3), f'--workdir={tmp_path / "run"}']
     line = ' '.join(f"'{word}'" for word in [sys.executable, '-m', 'ctl.train', *words])

@@ -387,6 +387,7 @@ def test_a_config_that_is_no_json_is_refused(flags, tmp_path, capsys):
     assert 'config.json is not JSON' in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_next_sentence_off_trains_without_a_warning(fresh):  # C55
     run, process = fresh
     assert process.stderr == ''
@@ -402,6 +403,7 @@ def test_bfloat16_computes_in_it_with_float32_weights(flags, short, tmp_path):
     assert float32 != pytest.approx(bfloat16, rel=1e-6)
 
 
+@pytest.mark.slow
 def test_the_door_in_a_fresh_process_is_quiet(fresh):
     _, quiet = fresh
     assert quiet.stderr == ''
@@ -468,7 +470,8 @@ def test_a_cache_that_cannot_be_written_is_refused(flags, tmp_path, monkeypatch,
     assert 'set XDG_CACHE_HOME to a folder that can' in capsys.readouterr().err
 
 
-@pytest.mark.parametrize('older', [True, pytest.param(False, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize('older', [True, False])
 def test_a_run_that_began_with_the_decay_of_lamb_elsewhere_is_told_so(flags, tmp_path, capsys, older):
     words = [*flags, *overrides(train__steps=1, optimizer__name='lamb'), f'--workdir={tmp_path / "run"}']
     assert door(*words) == 0

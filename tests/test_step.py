@@ -260,6 +260,7 @@ def test_a_summary_in_the_step_is_written_once_a_step(tmp_path):  # C51
     assert summaries_in_steps(tmp_path / 'run') == [2, 4, 6]
 
 
+@pytest.mark.slow
 def test_a_summary_in_the_step_is_there_once_after_a_kill_between_checkpoints(tmp_path, monkeypatch):
     from ctl.runtime import actions
 

@@ -242,6 +242,7 @@ def check_kills(flags, unbroken, workdir, moments, seed):
     check_equal(Workdir(workdir), unbroken)
 
 
+@pytest.mark.slow
 @pytest.mark.xdist_group('stop')
 def test_a_run_killed_again_and_again_is_the_run_never_killed(flags, unbroken, tmp_path):
     check_kills(flags, unbroken, tmp_path, ['evaluation', 'save'], seed=0)

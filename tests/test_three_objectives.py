@@ -70,6 +70,7 @@ def flags(tmp_path):
     return [f'--experiment={tmp_path / "three.py"}', *data, *overrides(train__global_batch_size=8)]
 
 
+@pytest.mark.slow
 def test_three_objectives_train_the_same_on_any_replicas_and_each_moves_its_own_player(flags, tmp_path):
     """The encoder has a learning rate of 0."""
     words = [*flags, *overrides(train__steps=6, train__fresh_batches='true', encoder__learning_rate=0.0)]
