@@ -7,11 +7,12 @@ import contextlib
 import errno
 import os
 import pathlib
+import re
 import shutil
 import tempfile
 from collections.abc import Iterator
 
-from ctl.errors import UserError
+from ctl.errors import GuardError, UserError
 
 
 def cache_folder() -> pathlib.Path:
@@ -75,6 +76,7 @@ def appears_whole(path: pathlib.Path) -> Iterator[pathlib.Path]:
 
     Raises:
       UserError: when the folder of `path` cannot be written.
+      GuardError: when the disk is full, by whatever library says so.
     """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -89,5 +91,9 @@ def appears_whole(path: pathlib.Path) -> Iterator[pathlib.Path]:
         except OSError:
             if not path.is_dir():
                 raise
+    except Exception as error:
+        if not re.search('No space left|quota exceeded', str(error)):
+            raise
+        raise GuardError(f'{path} cannot be written: the disk is full. Nothing of it is left.') from None
     finally:
         shutil.rmtree(scratch, ignore_errors=True)

@@ -1,5 +1,6 @@
 """Records from text: what is masked, which pairs are labelled, and that default data appears whole or not at all."""
 
+import errno
 import glob
 import os
 import pathlib
@@ -11,7 +12,7 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ctl.errors import UserError
+from ctl.errors import GuardError, UserError
 from ctl.files import appears_whole
 from experiments import bert_mlm
 from tests.runs import Workdir, door, overrides, printed_after, words_for_the_door
@@ -96,6 +97,23 @@ def test_a_maker_that_dies_leaves_nothing(tmp_path):
         scratch.mkdir()
         (scratch / 'half').write_text('half')
         raise ZeroDivisionError
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    'error',
+    [
+        OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)),
+        OSError(errno.EDQUOT, os.strerror(errno.EDQUOT)),
+        tf.errors.ResourceExhaustedError(None, None, 'records/a; No space left on device'),
+        Exception('No space left on device (os error 28)'),  # of tokenizers
+    ],
+)
+def test_a_full_disk_is_one_line_whichever_library_meets_it(tmp_path, error):
+    with pytest.raises(GuardError, match='data cannot be written: the disk is full'):
+        with appears_whole(tmp_path / 'data') as scratch:
+            scratch.mkdir()
+            raise error
     assert list(tmp_path.iterdir()) == []
 
 

@@ -21,7 +21,7 @@ def make_console(quiet: bool = False) -> rich.console.Console:
         force_terminal=terminal,  # and not as FORCE_COLOR says: a bar has no place in a log
         width=None if terminal else 120,
         highlight=False,
-        soft_wrap=not terminal,
+        soft_wrap=True,  # a terminal wraps by itself, and what is copied from it is one line
         quiet=quiet,
     )
 
