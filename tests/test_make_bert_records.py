@@ -110,10 +110,10 @@ def test_a_maker_that_dies_leaves_nothing(tmp_path):
     ],
 )
 def test_a_full_disk_is_one_line_whichever_library_meets_it(tmp_path, error):
-    with pytest.raises(GuardError, match='data cannot be written: the disk is full'):
-        with appears_whole(tmp_path / 'data') as scratch:
-            scratch.mkdir()
-            raise error
+    full = pytest.raises(GuardError, match='data cannot be written: the disk is full')
+    with full, appears_whole(tmp_path / 'data') as scratch:
+        scratch.mkdir()
+        raise error
     assert list(tmp_path.iterdir()) == []
 
 
