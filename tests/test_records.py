@@ -1,8 +1,11 @@
 """What is said about records that do not fit the experiment, before the first step and in the middle of a run."""
 
+import io
+
 import numpy as np
 import pytest
 import tensorflow as tf
+from PIL import Image
 
 from ctl.config import base_config
 from ctl.data import pipeline, records
@@ -98,6 +101,32 @@ def test_a_number_beyond_int32_is_refused_and_does_not_wrap_around(tmp_path):
 def test_a_feature_with_a_name_of_ctls_is_refused(name):
     with pytest.raises(UserError, match=f'features: {name} is a name of what ctl puts into every batch'):
         Experiment({name: Feature(())}, {}, [])
+
+
+@pytest.mark.parametrize(
+    'make, said',
+    [
+        ({'exif': 6}, 'is to be turned, by its EXIF, and training sees it as it is stored'),
+        ({'animated': True}, 'is an animation, and training sees the first picture'),
+        ({'mode': 'I;16'}, 'has 16 bits, and training sees 8'),
+        ({'mode': 'RGBA'}, 'is transparent in parts, and training sees what is beneath'),
+        ({}, ''),
+    ],
+)
+def test_an_image_that_training_sees_otherwise_than_a_person_is_named_once(tmp_path, make, said):
+    exif, file = Image.Exif(), io.BytesIO()
+    exif[0x112] = make.get('exif', 1)
+    more = {'save_all': True, 'append_images': [Image.new('RGB', (8, 8), 'red')]} if 'animated' in make else {}
+    image = Image.new(make.get('mode', 'RGB'), (8, 8))
+    image.save(file, 'GIF' if more else 'PNG', **({'exif': exif} if 'exif' in make else {}), **more)
+    write_file(tmp_path / 'train-0', [{'image': file.getvalue()}] * 20)
+    heard, features = [], {'image': Feature((8, 8, 3), 'image')}
+    index = load_index([str(tmp_path / 'train-0')])
+    records.make_source(index, Experiment(features, {}, []), BadRecords(base_config().data, heard.append))
+    where = f'{tmp_path}/train-0: record 0: feature image'
+    assert bool(heard) == bool(said)
+    if said:
+        assert heard[0].startswith(f'WARNING: {where} {said}. Of those looked at, 19 more') and len(heard) == 1
 
 
 def test_images_that_no_setting_fits_are_told_which_tool_makes_some(tmp_path, capsys):  # N13

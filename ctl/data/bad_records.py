@@ -24,11 +24,12 @@ class BadRecords:
       skip: whether the run goes on without them.
       damaged: how many cannot be read.
       wrong: how many have been met that are wrong.
+      say: is given a line for each of the first bad records, and for what is odd.
     """
 
     def __init__(self, settings: ml_collections.ConfigDict, say: Callable[[str], None]):
-        """`settings` is the `data` section; `say` is given a line for each of the first bad records."""
-        self.skip, self._most, self._say = settings.on_bad_record == 'skip', settings.max_bad_records, say
+        """`settings` is the `data` section."""
+        self.skip, self._most, self.say = settings.on_bad_record == 'skip', settings.max_bad_records, say
         self.damaged = self.wrong = 0
         self._found: dict[tuple[str, int], str] = {}
         self._path: pathlib.Path | None = None
@@ -69,7 +70,7 @@ class BadRecords:
                 return False
             self._found[path, number] = problem
             if len(self._found) <= MOST_LINES:
-                self._say(f'bad record: {path}: record {number} {problem.rstrip(".")}; {fate}.')
+                self.say(f'bad record: {path}: record {number} {problem.rstrip(".")}; {fate}.')
             if self._path:
                 self._write([(path, number)])
             return True

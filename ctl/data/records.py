@@ -9,6 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from ctl.data.bad_records import BadRecords
+from ctl.data.images import oddity
 from ctl.data.index import Index, common_folder, load_index
 from ctl.errors import UserError
 from ctl.experiment import Experiment, Feature
@@ -68,6 +69,7 @@ def check_records(index: Index, features: Mapping[str, Feature], bad: BadRecords
     """
     names: dict[str, str] = {}
     problems: dict[int, str] = {}
+    odd: dict[str, str] = {}
     files = np.unique(np.linspace(0, len(index.files) - 1, MOST_FILES).astype(int))
     for file in files:
         start = int(index.firsts[file])
@@ -76,6 +78,7 @@ def check_records(index: Index, features: Mapping[str, Feature], bad: BadRecords
                 called = names or _find_names(index, record, features)
                 check_record(index, record, features, called, first=not names)
                 names = called
+                odd.update(_oddities(index, record, features, called))
             except UserError as error:
                 if not bad.skip:
                     raise
@@ -84,7 +87,23 @@ def check_records(index: Index, features: Mapping[str, Feature], bad: BadRecords
         raise UserError(next(iter(problems.values())))
     for record, problem in problems.items():
         bad.take_wrong(index, record, problem)
+    if odd:
+        where, what = next(iter(odd.items()))
+        more = f' Of those looked at, {len(odd) - 1} more have something like it.' if len(odd) > 1 else ''
+        bad.say(f'WARNING: {where} {what}.{more} tools.make_image_records stores images as viewers show them.')
     return names
+
+
+def _oddities(
+    index: Index, record: int, features: Mapping[str, Feature], names: Mapping[str, str]
+) -> Iterator[tuple[str, str]]:
+    """(where, what) of the record's images that training sees otherwise than a person."""
+    images = [names[name] for name, feature in features.items() if feature.dtype == 'image']
+    example = _parse(index, record) if images else None
+    for name in images:
+        what = oddity(example.features.feature[name].bytes_list.value[0])
+        if what:
+            yield f'{index.name(record)}: feature {name}', what
 
 
 def _find_names(index: Index, record: int, features: Mapping[str, Feature]) -> dict[str, str]:
