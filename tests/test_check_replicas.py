@@ -79,6 +79,12 @@ def test_a_sound_experiment_passes_on_every_topology(flags, tmp_path, capsys, nu
             'random numbers that do not come',
             marks=pytest.mark.slow,
         ),
+        pytest.param(  # finite itself, and its gradient nowhere
+            'prediction = tf.where(prediction < 1e9, prediction, tf.math.log(prediction - prediction))',
+            SOUND,
+            'its gradient is not finite',
+            marks=pytest.mark.slow,
+        ),
     ],
 )  # fmt: skip
 def test_each_of_the_usual_faults_is_found_and_named(flags, tmp_path, capsys, fault, returned, cause):
