@@ -48,6 +48,7 @@ class _Block(NamedTuple):
     Attributes:
       path: its file, string.
       offset: the byte at which its first record begins, int64.
+      size: its bytes, int64.
       plain: how many records TensorFlow's reader takes: all, or none where the file is compressed, int64.
       inflated: how many are inflated here: none, or all, int64.
       first: the number of its first record, int64.
@@ -55,6 +56,7 @@ class _Block(NamedTuple):
 
     path: Any
     offset: Any
+    size: Any
     plain: Any
     inflated: Any
     first: Any
@@ -76,7 +78,7 @@ class _WindowPlan(NamedTuple):
     epochs: Any
 
 
-_DTYPES = _WindowPlan(_Block(tf.string, tf.int64, tf.int64, tf.int64, tf.int64), tf.int64, tf.int64, tf.int64)
+_DTYPES = _WindowPlan(_Block(tf.string, *[tf.int64] * 5), tf.int64, tf.int64, tf.int64)
 
 
 class _WindowReader:
@@ -117,6 +119,9 @@ class _WindowReader:
         blocks = _Block(
             path=self._paths[files],
             offset=index.starts[window.starts],
+            size=index.starts[window.starts + window.counts - 1]
+            + index.sizes[window.starts + window.counts - 1]
+            - index.starts[window.starts],
             plain=np.where(compressed, 0, window.counts),
             inflated=np.where(compressed, window.counts, 0),
             first=window.starts,
@@ -129,7 +134,10 @@ class _WindowReader:
     def _read_block(self, place: tf.Tensor, block: _Block) -> tf.data.Dataset:
         """The payloads of one block: from TensorFlow's reader where the file is plain, else inflated here."""
         variant = tf.raw_ops.TFRecordDatasetV2(
-            filenames=[block.path], compression_type='', buffer_size=READ_BUFFER_BYTES, byte_offsets=[block.offset]
+            filenames=[block.path],
+            compression_type='',
+            buffer_size=tf.minimum(block.size, READ_BUFFER_BYTES),  # a block may be one record, and no more is read
+            byte_offsets=[block.offset],
         )
         read = tf.data.experimental.from_variant(variant, tf.TensorSpec([], tf.string)).take(block.plain)
         if not self._any_compressed:
