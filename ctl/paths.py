@@ -89,10 +89,30 @@ def _matching(folder: str, pattern: str, key: str) -> list[str]:
     lost = [path for path in found if os.path.islink(path) and not os.path.exists(path)]
     if lost:
         raise UserError(f'{key}: {lost[0]} is a link to {os.readlink(lost[0])}, which is not there.')
-    files = [path for path in found if os.path.isfile(path)]
+    files = [path for path in found if os.path.isfile(path) and not _is_mark(path)]
     if files:
         return files
     folders = [path for path in [folder, *found][bool(pattern) :] if os.path.isdir(path)]
     if folders:
-        raise UserError(f'{key}={whole}: is a folder. Name the files in it: {os.path.join(folders[0], "*")}')
-    raise UserError(f'{key}={whole}: no file matches. Is the path right, seen from {os.getcwd()}?')
+        files = os.path.join(folders[0], _pattern_for(folders[0], key))
+        raise UserError(f'{key}={whole}: is a folder. Name the files in it: {files}')
+    raise UserError(f'{key}={whole}: no file matches. {_doubt(pattern)}')
+
+
+def _is_mark(path: str) -> bool:
+    """Whether a file only says that others are complete: Hadoop and Spark put an empty _SUCCESS beside theirs."""
+    return os.path.basename(path).startswith('_') and not os.path.getsize(path)
+
+
+def _pattern_for(folder: str, key: str) -> str:
+    """A glob of the files in a folder that data.train, data.eval or another key may mean."""
+    word = key.rpartition('.')[2]
+    return f'{word}*' if any(name.startswith(word) for name in os.listdir(folder)) else '*'
+
+
+def _doubt(pattern: str) -> str:
+    if '$' in pattern:
+        return 'In single quotes a shell leaves $ alone: take double quotes.'
+    if '{' in pattern:
+        return 'Braces are none of its signs: write two globs, with a comma between them.'
+    return f'Is the path right, seen from {os.getcwd()}?'

@@ -151,7 +151,7 @@ def test_text_with_a_blank_line_between_all_sentences_is_warned_about(tmp_path, 
 
 @pytest.mark.parametrize(
     'words, said',
-    [(['--text=nope*'], '--text=nope*: no file matches'), (['--text={}/*.txt'], '1 documents are too few')],
+    [(['--text=nope*'], '--text=nope*: no file matches'), (['--text={}/*.txt'], 'documents found: 1. It takes 20')],
 )
 def test_text_that_cannot_be_used_is_refused_in_one_line(tmp_path, capsys, words, said):
     assert make(tmp_path, 'One sentence.', *[word.format(tmp_path) for word in words]) == 2

@@ -58,6 +58,31 @@ def test_folders_among_what_a_glob_matches_are_passed_over_and_a_folder_alone_is
     assert find_files(told, '--text') == [f'{tmp_path}/rec/a']
 
 
+def test_a_folder_of_records_is_told_those_that_were_meant(tmp_path):
+    put(tmp_path, 'train-0', 'eval-0', 'vocab.txt')
+    for key in ('data.train', 'data.eval'):
+        with pytest.raises(UserError, match='is a folder') as raised:
+            find_files(f'{tmp_path}', key)
+        told = str(raised.value).rpartition(': ')[2]
+        assert find_files(told, key) == [f'{tmp_path}/{key[5:]}-0']
+
+
+def test_what_spark_says_of_its_files_is_none_of_them(tmp_path):
+    put(tmp_path, 'part-r-00000', '.part-r-00000.crc')
+    put(tmp_path, '_SUCCESS', text='')
+    assert find_files(f'{tmp_path}/*', 'data.train') == [f'{tmp_path}/part-r-00000']
+    with pytest.raises(UserError, match='_SUCCESS has 0 bytes'):
+        find_files(f'{tmp_path}/_SUCCESS', 'data.train')
+
+
+@pytest.mark.parametrize(
+    'pattern, said', [('$DATA/train*', 'double quotes'), ('{a,b}*', 'two globs'), ('a*', 'seen from')]
+)
+def test_a_glob_that_matches_nothing_is_told_why(pattern, said):
+    with pytest.raises(UserError, match=f'no file matches.*{said}'):
+        find_files(pattern, 'data.train')
+
+
 def test_a_file_named_twice_is_there_once(tmp_path, monkeypatch):
     put(tmp_path, 'a')
     monkeypatch.chdir(tmp_path)

@@ -2,11 +2,12 @@
 
 import gzip
 import pathlib
+import re
 
 import numpy as np
 import pytest
 import tensorflow as tf
-from hypothesis import given, settings
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from ctl.data import streams
@@ -95,13 +96,16 @@ def test_a_file_cut_anywhere_loses_one_record(path, payloads, data):  # C25
     assert [d.problem for d in content.damaged] == ([] if at_an_end else ['is cut off'])
 
 
-@given(payloads, payloads, st.data())
+@given(payloads, payloads, st.integers(0, 75))
+@example([b'', bytes(4)], [bytes(4), b''], 10)  # the cut header and one byte of the next are a header too
 @settings(max_examples=30)
-def test_what_a_second_writer_appended_to_a_cut_file_is_found(path, first, second, data):
+def test_what_a_second_writer_appended_to_a_cut_file_is_found(path, first, second, where):
     frames = frames_of(first, path)
-    whole, more = b''.join(frames[:-1]), b''.join(frames_of(second, path))
-    cut = data.draw(st.integers(1, len(frames[-1]) - 1))
-    path.write_bytes(whole + frames[-1][:cut] + more)
+    whole, more = b''.join(frames[:-1]), frames_of(second, path)
+    cut = 1 + where % (len(frames[-1]) - 1)
+    # Where one of the second writer's records ends just where the cut one was to end, it looks like a wrong checksum.
+    assume(len(frames[-1]) - cut not in np.cumsum([len(frame) for frame in more]))
+    path.write_bytes(whole + frames[-1][:cut] + b''.join(more))
     content = scan(str(path), lambda size: None)
     assert list(read_back(path, content).values()) == [*first[:-1], *second]
     assert len(content.damaged) == 1
@@ -135,13 +139,19 @@ def test_a_plain_file_that_begins_as_zlib_does_is_plain(path):
 
 
 @pytest.mark.parametrize(
-    'data',
-    [b'these are not records, whatever their name says', bytes(100_000), gzip.compress(b'text' * 100)],
-    ids=['text', 'zeros', 'compressed text'],
+    'data, said',
+    [
+        (b'<!DOCTYPE html>\r\n<html>404</html>', "It is text, which begins with '<!DOCTYPE html> <html>404</html>'"),
+        (bytes(100_000), 'Is it a TFRecord file'),
+        (gzip.compress(b'text' * 100), 'It is compressed by gzip'),
+        (b'\xff\xd8\xff\xe0' + bytes(100), 'It is a JPEG image: make TFRecords of it'),
+        (b'version https://git-lfs.github.com/spec/v1\n', 'git lfs pull'),
+    ],
+    ids=['text', 'zeros', 'compressed text', 'image', 'pointer'],
 )
-def test_a_file_that_holds_no_records_is_refused(path, data):
+def test_a_file_that_holds_no_records_is_refused(path, data, said):
     path.write_bytes(data)
-    with pytest.raises(UserError, match='file: record 0 .* Is it a TFRecord file'):
+    with pytest.raises(UserError, match=f'file: record 0 .*{re.escape(said)}'):
         scan(str(path), lambda size: None)
 
 

@@ -195,7 +195,7 @@ with signals.Stop().watching() as stop:
 """
 
 
-@pytest.mark.parametrize('number', [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
+@pytest.mark.parametrize('number', [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2])
 def test_what_was_ignored_at_the_start_stays_ignored_and_all_others_end_a_run(number):  # N29
     with subprocess.Popen([sys.executable, '-c', HEARS], stdout=subprocess.PIPE, text=True) as process:
         watchdog = threading.Timer(DEADLINE, process.kill)

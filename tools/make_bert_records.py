@@ -292,8 +292,8 @@ def make(request: Request) -> None:
     documents = list(text_files.read_documents(text) if text else read_docstrings())
     if len(documents) < HELD_OUT:
         raise UserError(
-            f'{len(documents)} documents are too few: every {HELD_OUT}th is held out for evaluation, so it takes '
-            f'{HELD_OUT} with a blank line between them.'
+            f'documents found: {len(documents)}. It takes {HELD_OUT}, with a blank line between them, for every '
+            f'{HELD_OUT}th is held out for evaluation.'
         )
     if sum(map(len, documents)) < 2 * len(documents):
         print('warning: most documents are one sentence. Does a blank line stand between sentences of one document?')

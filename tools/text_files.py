@@ -6,7 +6,9 @@ import pathlib
 import shlex
 from collections.abc import Iterator
 
+from ctl.data.streams import HEADER_BYTES, record_length
 from ctl.errors import UserError
+from ctl.kinds import START_BYTES, kind_of
 from ctl.paths import find_files
 
 # By the mark that a file begins with; the longer first, for UTF-32's begins as UTF-16's does.
@@ -17,16 +19,8 @@ _MARKS = {
     codecs.BOM_UTF16_BE: 'utf-16',
     codecs.BOM_UTF8: 'utf-8-sig',
 }
-# What people name by mistake, by how it begins -> what it is, and what makes text of it.
-_NO_TEXT = {
-    b'\x1f\x8b': ('compressed by gzip', 'unpack it with gunzip'),
-    b'BZh': ('compressed by bzip2', 'unpack it with bunzip2'),
-    b'\xfd7zXZ': ('compressed by xz', 'unpack it with unxz'),
-    b'\x28\xb5\x2f\xfd': ('compressed by zstd', 'unpack it with unzstd'),
-    b'PK\x03\x04': ('a ZIP archive or an office document', 'unpack it, or save it as plain text'),
-    b'%PDF': ('a PDF', 'make text of it with pdftotext'),
-    b'PAR1': ('a Parquet file', 'write its text column to a text file'),
-}
+# Of the bytes of a text in UTF-16, at least so many are zero: every second of what is ASCII in it.
+_ZEROS = 1 / 20
 
 
 def read_documents(patterns: str) -> Iterator[list[str]]:
@@ -48,29 +42,55 @@ def read_documents(patterns: str) -> Iterator[list[str]]:
 def read_text(path: pathlib.Path) -> str:
     """All of a file; raises UserError, naming the place, where it is no text in UTF-8, nor marked as another."""
     data = path.read_bytes()
-    for start, (kind, remedy) in _NO_TEXT.items():
-        if data.startswith(start):
-            raise UserError(f'{path}: is {kind}, and no text: {remedy}.')
+    kind, remedy = kind_of(data[:START_BYTES])
+    if kind:
+        raise UserError(f'{path}: is {kind}, and no text: {remedy or "make text of it"}.')
+    if record_length(data[:HEADER_BYTES]) is not None:
+        raise UserError(f'{path}: is a TFRecord file, and no text: train on it, or name the text it was made from.')
     encoding = next((name for mark, name in _MARKS.items() if data.startswith(mark)), '')
     if not encoding and b'\0' in data:
-        line = data.count(b'\n', 0, data.index(b'\0')) + 1
-        order = 'BE' if data[::2].count(0) > data[1::2].count(0) else 'LE'
-        raise UserError(
-            f'{path}: line {line} has a zero byte, as text in UTF-16 has. Convert the file: '
-            f'{_conversion(path, f"UTF-16{order}")}'
-        )
+        raise UserError(f'{path}: {_about_zeros(path, data)}')
     try:
         return data.decode(encoding or 'utf-8')
     except UnicodeDecodeError as error:
         if encoding.startswith(('utf-16', 'utf-32')):
             raise UserError(f'{path}: begins as {encoding.upper()} does, and is none: write it again.') from None
         line, byte = data.count(b'\n', 0, error.start) + 1, data[error.start]
-        raise UserError(
-            f'{path}: line {line} has the byte 0x{byte:02x}, which is no UTF-8. Convert the file, from Latin-1 say: '
-            f'{_conversion(path, "LATIN1")}'
-        ) from None
+        where = f'{path}: line {line} has the byte 0x{byte:02x}, which is no UTF-8'
+        raise UserError(f'{where}. {_about_bytes(path, data)}') from None
 
 
-def _conversion(path: pathlib.Path, encoding: str) -> str:
+def _about_zeros(path: pathlib.Path, data: bytes) -> str:
+    """Why there may be zero bytes in a file that is to be text, and what to do."""
+    line = data.count(b'\n', 0, data.index(b'\0')) + 1
+    even, odd = data[::2].count(0), data[1::2].count(0)
+    if even + odd > _ZEROS * len(data) and max(even, odd) > 10 * min(even, odd):
+        order = 'BE' if even > odd else 'LE'
+        convert = _command(path, f'iconv -f UTF-16{order} -t UTF-8')
+        return f'line {line} has a zero byte, as text in UTF-16 has. Convert it, and name the new file: {convert}'
+    if _is_nearly_utf8(data):
+        remove = _command(path, r"tr -d '\000' <")
+        return f'line {line} has a zero byte, which text has not. Take such out, and name the new file: {remove}'
+    return f'is no text: line {line} has a zero byte, and much of it is no UTF-8. Name text files only.'
+
+
+def _about_bytes(path: pathlib.Path, data: bytes) -> str:
+    """What to do about a file that is text in another encoding, or damaged."""
+    if _is_nearly_utf8(data):
+        remove = _command(path, 'iconv -c -f UTF-8 -t UTF-8')
+        return f'Most of the others are: leave such out, and name the new file: {remove}'
+    # Windows-1252 is Latin-1, with quotation marks and dashes where that has nothing.
+    convert = _command(path, 'iconv -f WINDOWS-1252 -t UTF-8')
+    return f'Convert the file from what it is in, Windows-1252 say, and name the new one: {convert}'
+
+
+def _is_nearly_utf8(data: bytes) -> bool:
+    """Whether most of what is beyond ASCII is UTF-8; of text in another encoding hardly anything is."""
+    text = data.decode('utf-8', 'replace')
+    damaged = text.count('\ufffd')
+    return sum(character > '\x7f' for character in text) >= 2 * damaged
+
+
+def _command(path: pathlib.Path, words: str) -> str:
     other = path.with_name(f'{path.stem}-utf8{path.suffix}')
-    return f'iconv -f {encoding} -t UTF-8 {shlex.quote(str(path))} > {shlex.quote(str(other))}'
+    return f'{words} {shlex.quote(str(path))} > {shlex.quote(str(other))}'

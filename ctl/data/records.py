@@ -137,7 +137,10 @@ def check_record(
         kind, wanted = value.WhichOneof('kind'), _KIND_OF_DTYPE[feature.dtype]
         where = f'{index.name(record)}: feature {names[name]}'
         if kind != wanted:
-            raise UserError(f'{where} holds {_KINDS.get(kind, "nothing")}, expected {_KINDS[wanted]}.')
+            raise UserError(
+                f'{where} holds {_KINDS.get(kind, "nothing")}, expected {_KINDS[wanted]}. '
+                f'Make the records again, with {wanted} for it.'
+            )
         values = getattr(value, kind).value
         expected = 1 if feature.dtype == 'image' else int(np.prod(feature.shape))
         if len(values) != expected:

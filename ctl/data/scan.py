@@ -20,10 +20,12 @@ from ctl.data.streams import (
     record_length,
 )
 from ctl.errors import UserError
+from ctl.kinds import START_BYTES, kind_of
 
 # Records looked at together, and how often in one call: progress is reported after each call. A call on a compressed
 # file reads it from its beginning, so there are to be few.
 BATCH_RECORDS, BATCHES, COMPRESSED_BATCHES = 128, 512, 1 << 16
+SHOWN_CHARACTERS = 40  # of a file that is text
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,12 +108,23 @@ def scan(path: str, advance: Callable[[int], None]) -> FileRecords:
         raise UserError(f'{path}: changed while it was read. Start again when nothing writes to it.')
     if not records:
         said = f'record 0 {damaged[0].problem}, and no sound record follows' if damaged else 'it holds no records'
-        raise UserError(f'{path}: {said}. Is it a TFRecord file?')
+        raise UserError(f'{path}: {said}. {_what_it_is(path)}')
     advance(before.st_size - reported)
     fingerprint = hashlib.sha256(np.concatenate(hashes).tobytes()).hexdigest()[:16]
     return FileRecords(
         before.st_size, before.st_mtime_ns, compression, np.concatenate(sizes), tuple(damaged), fingerprint
     )
+
+
+def _what_it_is(path: str) -> str:
+    """What a file without a sound record may be, for an error."""
+    with open(path, 'rb') as file:
+        start = file.read(START_BYTES)
+    kind, remedy = kind_of(start)
+    words = ' '.join(start.decode('ascii', 'replace').split())
+    if not kind and words.isprintable() and words.isascii():
+        kind = f'text, which begins with {words[:SHOWN_CHARACTERS]!r}'
+    return f'It is {kind}: {remedy or "make TFRecords of it"}.' if kind else 'Is it a TFRecord file?'
 
 
 def _batches(compression: str) -> int:
@@ -203,7 +216,8 @@ def _with_length(stream: PlainFile | CompressedFile, start: int, end: int) -> _E
     is_whole, is_last = len(beyond) > 0, len(beyond) == 1
     if is_last or record_length(beyond[1:]) is not None:
         return _Extent(end, True, 'has a wrong checksum')
-    inside, found = find_header(stream, start + HEADER_BYTES, end)
+    # From its own header on: where that was cut off too, its last bytes are the first of another.
+    inside, found = find_header(stream, start + 1, end)
     if found or not is_whole:
         return _Extent(inside, found, 'is cut off')
     return _Extent(end, True, 'has a wrong checksum')  # and so has the next header, which is met next

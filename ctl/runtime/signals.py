@@ -1,6 +1,7 @@
 """Signals: the first asks a run to save and end, the second ends it at once.
 
-SIGTERM and SIGINT; SIGHUP, which a terminal that closes sends; SIGUSR1, which Slurm sends where --signal says so.
+SIGTERM and SIGINT; SIGHUP, which a terminal that closes sends; SIGUSR1 and SIGUSR2, by which Slurm (where --signal says
+so), LSF, Grid Engine and what submits jobs to them tell a job that its time is nearly over.
 """
 
 import contextlib
@@ -14,7 +15,7 @@ from collections.abc import Iterator
 
 from ctl.errors import Interrupted
 
-_ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1)
+_ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 # Signals that follow the first within so many seconds are the same wish: `timeout` tells a whole group of processes,
 # and `uv run`, which is one of them, tells us again.
 SAME_SECONDS = 1.0
