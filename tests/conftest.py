@@ -3,6 +3,7 @@
 import gc
 import os
 import pathlib
+import signal
 import sys
 import tempfile
 
@@ -63,6 +64,23 @@ def pytest_collection_finish():
 
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(scope='session', autouse=True)
+def signals_as_in_a_terminal():
+    """What nohup, or a shell's `&`, has told us to ignore is heard again by programs that tests start."""
+    ignored = [each for each in (signal.SIGHUP, signal.SIGINT) if signal.getsignal(each) is signal.SIG_IGN]
+    for each in ignored:
+        signal.signal(each, lambda *_: None)  # we go on ignoring it; what we start begins with the default
+    yield
+    for each in ignored:
+        signal.signal(each, signal.SIG_IGN)
+
+
+@pytest.fixture(autouse=True)
+def no_determinism_for_the_tests_to_come(monkeypatch):
+    """TensorFlow cannot take it back: a test that wants it starts a process, and others note that it was asked for."""
+    monkeypatch.setattr(tf.config.experimental, 'enable_op_determinism', lambda: None)
 
 
 @pytest.fixture(scope='session', autouse=True)
