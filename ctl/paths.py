@@ -86,10 +86,17 @@ def _matching(folder: str, pattern: str, key: str) -> list[str]:
     if not pattern and os.path.isfile(folder):
         return [folder]
     found = [folder + each for each in glob.glob(pattern, root_dir=folder or None, recursive=True)] if pattern else []
-    lost = [path for path in found if os.path.islink(path) and not os.path.exists(path)]
-    if lost:
-        raise UserError(f'{key}: {lost[0]} is a link to {os.readlink(lost[0])}, which is not there.')
-    files = [path for path in found if os.path.isfile(path) and not _is_mark(path)]
+    files = []
+    for path in found or [folder]:
+        if os.path.isfile(path):
+            files += [path] * (not _is_mark(path))
+        elif os.path.islink(path) and not os.path.exists(path):
+            raise UserError(f'{key}: {path} is a link to {os.readlink(path)}, which is not there.')
+        elif os.path.exists(path) and not os.path.isdir(path):
+            raise UserError(f'{key}: {path} is a pipe or a device, and files are read more than once: write one.')
+    for path in _looked_into(folder, pattern):
+        if os.path.isdir(path) and not os.access(path, os.R_OK | os.X_OK) and not path.endswith('lost+found'):
+            raise UserError(f'{key}={whole}: the folder {path} cannot be read: permission denied.')
     if files:
         return files
     folders = [path for path in [folder, *found][bool(pattern) :] if os.path.isdir(path)]
@@ -97,6 +104,14 @@ def _matching(folder: str, pattern: str, key: str) -> list[str]:
         files = os.path.join(folders[0], _pattern_for(folders[0], key))
         raise UserError(f'{key}={whole}: is a folder. Name the files in it: {files}')
     raise UserError(f'{key}={whole}: no file matches. {_doubt(pattern)}')
+
+
+def _looked_into(folder: str, pattern: str) -> Iterator[str]:
+    """The folders whose files a glob goes through, which it passes over in silence where it may not."""
+    yield folder or '.'
+    ends = [match.start() for match in re.finditer('/', pattern)] + [len(pattern)] * pattern.endswith('**')
+    for end in ends:
+        yield from (folder + each for each in glob.iglob(pattern[:end], root_dir=folder or None, recursive=True))
 
 
 def _is_mark(path: str) -> bool:

@@ -1,6 +1,7 @@
 """Other people's images: each is stored as a viewer shows it, or named."""
 
 import io
+import os
 import pathlib
 import struct
 import zlib
@@ -10,6 +11,7 @@ import pytest
 from PIL import Image
 
 from ctl.errors import UserError
+from tests.rights import without_rights
 from tools import image_files, make_image_records
 
 RED, BLUE, WHITE = (255, 0, 0), (0, 0, 255), (255, 255, 255)
@@ -233,6 +235,28 @@ def test_linked_folders_are_read_once_and_a_link_to_the_folder_itself_ends(tmp_p
     (photos / 'same').symlink_to(tmp_path / 'real')
     (tmp_path / 'real' / 'again').symlink_to(photos)
     assert [path.relative_to(photos) for path in image_files.find(photos).images] == [pathlib.Path('cat/a.png')]
+
+
+def test_links_that_lead_nowhere_and_pipes_are_said_and_never_opened(tmp_path):
+    save(left_and_right(), tmp_path / 'a.png')
+    (tmp_path / 'b.png').symlink_to('moved/b.png')
+    os.mkfifo(tmp_path / 'c.png')
+    found = image_files.find(tmp_path)
+    assert [path.name for path in found.images] == ['a.png']
+    assert '2 links that lead nowhere, or pipes' in found.left_out()
+
+
+def test_a_folder_that_may_not_be_read_is_named_and_no_class_is_lost(tmp_path):
+    for label in ('cat', 'dog', 'lost+found'):
+        (tmp_path / label).mkdir()
+        save(left_and_right(), tmp_path / label / 'a.png')
+    (tmp_path / 'lost+found').chmod(0)
+    assert without_rights(lambda: len(image_files.find(tmp_path).images)) == '2'
+    (tmp_path / 'dog').chmod(0)
+    said = without_rights(lambda: len(image_files.find(tmp_path).images))
+    for label in ('dog', 'lost+found'):
+        (tmp_path / label).chmod(0o700)
+    assert said == f'UserError: {tmp_path}/dog: is a folder that cannot be read: Permission denied.'
 
 
 def test_splits_are_not_taken_for_classes_and_the_folder_that_is_named_works(tmp_path):

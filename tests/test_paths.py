@@ -10,6 +10,7 @@ import pytest
 from ctl.data.file_names import doubts
 from ctl.errors import UserError
 from ctl.paths import find_files, local_path
+from tests.rights import without_rights
 
 # Legal in a name, and each means something to a shell, a glob, a list or TensorFlow.
 ODD = 'ab,[]*?!~ {}$\'"\\é-'
@@ -94,6 +95,29 @@ def test_a_link_to_nothing_is_named_and_not_passed_over(tmp_path):
     (tmp_path / 'train-1').symlink_to('moved/train-1')
     with pytest.raises(UserError, match='train-1 is a link to moved/train-1, which is not there'):
         find_files(f'{tmp_path}/train-*', 'data.train')
+
+
+def test_a_pipe_is_named_and_not_passed_over(tmp_path):  # as bash makes one of <(zcat a.gz)
+    put(tmp_path, 'train-0')
+    os.mkfifo(tmp_path / 'train-1')
+    for text in (f'{tmp_path}/train-*', f'{tmp_path}/train-1'):
+        with pytest.raises(UserError, match='train-1 is a pipe or a device'):
+            find_files(text, 'data.train')
+
+
+@pytest.mark.parametrize('pattern', ['*/train-*', '**/train-*', '**', 'closed/train-*', 'closed/deeper/train-*'])
+@pytest.mark.parametrize('mode', [0o000, 0o400, 0o100])
+def test_a_folder_that_may_not_be_read_is_named_and_not_passed_over(tmp_path, pattern, mode):
+    put(tmp_path, 'open/train-0', 'closed/train-1', 'closed/deeper/train-2')
+    (tmp_path / 'closed').chmod(mode)
+    try:
+        said = without_rights(lambda: find_files(f'{tmp_path}/{pattern}', 'data.train'))
+    finally:
+        (tmp_path / 'closed').chmod(0o700)
+    if mode == 0o100 and 'deeper' in pattern:  # the way through is open
+        assert said == f"['{tmp_path}/closed/deeper/train-2']"
+    else:
+        assert f'the folder {tmp_path}/closed' in said and 'permission denied' in said, said
 
 
 @pytest.mark.parametrize('address', ['gs://bucket/train*', 's3://bucket/a', 'hdfs://a/b', 'https://a.example/b'])

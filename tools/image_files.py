@@ -18,7 +18,7 @@ Image.init()
 FORMATS = ('PNG', 'JPEG', 'WEBP', 'AVIF', 'GIF', 'BMP', 'TIFF', 'PPM', 'TGA', 'ICO', 'JPEG2000')
 FORMATS = tuple(name for name in FORMATS if name in Image.OPEN)
 # What the systems of others leave in folders: no one's pictures.
-LEFT_BEHIND = ('__MACOSX', 'Thumbs.db', 'desktop.ini')
+LEFT_BEHIND = ('__MACOSX', 'Thumbs.db', 'desktop.ini', 'lost+found')
 WHITE = (255, 255, 255, 255)
 
 
@@ -33,11 +33,13 @@ class Found:
     Attributes:
       images: files to be opened, sorted; some may turn out to be damaged.
       hidden: files that are hidden or left behind by a system, or are in such folders.
+      lost: links to what is not there, pipes and devices.
       others: suffix -> files that are no image.
     """
 
     images: list[pathlib.Path]
     hidden: int
+    lost: list[pathlib.Path]
     others: collections.Counter[str]
 
     def left_out(self) -> str:
@@ -45,37 +47,45 @@ class Found:
         kinds = ', '.join(f'{suffix or "without a suffix"} {n:,}' for suffix, n in sorted(self.others.items()))
         parts = [f'{sum(self.others.values()):,} that are no images ({kinds})'] if kinds else []
         parts += [f'{self.hidden:,} in hidden places'] if self.hidden else []
+        parts += [f'{len(self.lost):,} links that lead nowhere, or pipes ({self.lost[0]})'] if self.lost else []
         return f'Files left out: {", ".join(parts)}.' if parts else ''
 
 
 def find(folder: pathlib.Path) -> Found:
-    """Every image below a folder, also behind links; raises UserError when it is none."""
+    """Every image below a folder, also behind links; raises UserError when it or one in it cannot be read."""
     if not folder.is_dir():
         raise UserError(f'{folder}: is no folder.')
     suffixes = {suffix for suffix, name in Image.registered_extensions().items() if name in FORMATS}
-    images, hidden, others = [], 0, collections.Counter()
+    images, hidden, lost, others = [], 0, [], collections.Counter()
     for path in _files(folder):
         suffix = path.suffix.lower()
         if any(part.startswith('.') or part in LEFT_BEHIND for part in path.relative_to(folder).parts):
             hidden += 1
+        elif not path.is_file():
+            lost.append(path)
         elif suffix in suffixes or _opens(path):
             images.append(path)
         else:
             others[suffix] += 1
-    return Found(sorted(images), hidden, others)
+    return Found(sorted(images), hidden, lost, others)
 
 
 def _files(folder: pathlib.Path) -> Iterator[pathlib.Path]:
-    """Every file below a folder; a folder that several links name is read once."""
+    """What is no folder below a folder; a folder that several links name is read once."""
+
+    def refuse(error: OSError):
+        if os.path.basename(error.filename) not in LEFT_BEHIND:
+            raise UserError(f'{error.filename}: is a folder that cannot be read: {error.strerror}.')
+
     seen = set()
-    for place, folders, names in os.walk(folder, followlinks=True):
+    for place, folders, names in os.walk(folder, onerror=refuse, followlinks=True):
         about = os.stat(place)
         if (about.st_dev, about.st_ino) in seen:
             folders.clear()
             continue
         seen.add((about.st_dev, about.st_ino))
         folders.sort()
-        yield from (pathlib.Path(place, name) for name in sorted(names) if os.path.isfile(os.path.join(place, name)))
+        yield from (pathlib.Path(place, name) for name in sorted(names))
 
 
 def _opens(path: pathlib.Path) -> bool:
