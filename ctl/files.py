@@ -8,17 +8,38 @@ import errno
 import os
 import pathlib
 import re
+import resource
 import shutil
 import tempfile
 from collections.abc import Iterator
 
 from ctl.errors import GuardError, UserError
 
+# Files and connections that a run has open beside its records: it needs some 10, and more with other workers.
+FEWEST_OPEN, WANTED_OPEN = 32, 512
+
 
 def cache_folder() -> pathlib.Path:
     """$XDG_CACHE_HOME/ctl, or ~/.cache/ctl. It may be deleted at any time between runs."""
     home = os.environ.get('XDG_CACHE_HOME') or os.path.expanduser('~/.cache')
     return pathlib.Path(home) / 'ctl'
+
+
+def allow_open(number: int, key: str) -> None:
+    """Sees to it that this process may hold so many files open, beside a few of its own: many are given 1,024.
+
+    Raises:
+      UserError: when the machine does not allow it. TensorFlow would end the process where it lacks one.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    most = float('inf') if hard == resource.RLIM_INFINITY else hard
+    if number + FEWEST_OPEN > most:
+        raise UserError(
+            f'{key}: as many files are read side by side, and `ulimit -Hn` allows {hard} open ones. Raise it, or take '
+            'fewer shards in a run that begins.'
+        )
+    if soft != resource.RLIM_INFINITY and soft < number + WANTED_OPEN:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (int(min(most, number + WANTED_OPEN)), hard))
 
 
 def sync(path: pathlib.Path) -> None:

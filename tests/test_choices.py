@@ -1,5 +1,7 @@
 """What is chosen for the user, and what is offered when a wish cannot be met."""
 
+import re
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -111,6 +113,23 @@ def test_a_batch_that_does_not_divide_is_refused_with_the_nearest_that_do(batch,
         choices.check_batch(batch, replicas, microbatches)
     offered = [int(size) for size in str(caught.value).rpartition('take ')[2].rstrip('.').split(' or ')]
     assert offered == [s for s in (batch - batch % unit, batch - batch % unit + unit) if s]
+
+
+@given(st.integers(1, 1 << 16), st.integers(1, 1024), st.integers(1, 4))
+def test_a_run_that_has_begun_keeps_its_batch_and_is_told_the_nearest_replicas(batch, replicas, microbatches):
+    if batch % (replicas * microbatches) == 0:
+        choices.check_batch(batch, replicas, microbatches, begun=True)
+        return
+    with pytest.raises(UserError, match=f'global_batch_size={batch} ') as caught:
+        choices.check_batch(batch, replicas, microbatches, begun=True)
+    told = str(caught.value).partition('keeps its batch: ')[2]
+    offered = [int(number) for number in re.findall(r'\d+', told.partition('(')[0])]
+    if 'microbatches=1' in told:
+        assert batch % microbatches
+    for number in [] if batch % microbatches else offered:
+        choices.check_batch(batch, number, microbatches, begun=True)
+        between = range(min(number, replicas) + 1, max(number, replicas))
+        assert all(batch % (each * microbatches) for each in between)
 
 
 def test_a_batch_of_32_on_3_replicas_is_refused_with_30_or_33():  # C18

@@ -31,7 +31,14 @@ def test_workers_are_counted_from_the_chief():
         ({'TF_CONFIG': '[]'}, 'must have cluster'),
         (tf_config({'worker': ['a:1']}, 'master'), "task.type='master' is not in cluster, which has worker"),
         (tf_config({'worker': ['a:1']}, index=1), 'task.index=1 is not in 0 to 0'),
-        (tf_config({'worker': ['a:1']}, index='0'), "task.index='0' is not in 0 to 0"),
+        (tf_config({'worker': ['a:1']}, index='0'), 'task.index="0" must be a whole number'),
+        (tf_config({'worker': ['a:1']}, index=0.0), 'task.index=0.0 must be a whole number'),
+        ({'TF_CONFIG': ''}, 'TF_CONFIG is not set'),
+        ({'TF_CONFIG': '[' * 5000}, 'TF_CONFIG is not JSON'),
+        (tf_config({'worker': ['grpc://a:1']}), 'which is not "host:port"'),
+        (tf_config({'worker': ['a:1 ']}), 'which is not "host:port"'),
+        (tf_config({'worker': ['a: 1']}), 'which is not "host:port"'),
+        (tf_config({'worker': ['a:²']}), 'which is not "host:port"'),
         (tf_config({'worker': ['a:1', 'a:1']}), 'a:1 is in cluster twice'),
         (tf_config({'chief': ['a:1'], 'worker': ['a:1']}), 'a:1 is in cluster twice'),
         (tf_config({'chief': ['a:1', 'b:1']}, 'chief'), 'there is one chief'),
@@ -73,6 +80,7 @@ SRUN = {'SLURM_PROCID': '0', 'SLURM_STEP_NUM_TASKS': '2'}
         (tf_config({'worker': ['a:1', 'b:1']}), 'devices.strategy=auto: TF_CONFIG names 2 workers'),
         (tf_config({'chief': ['a:1'], 'worker': ['b:1', 'c:1']}), 'TF_CONFIG names 3 workers'),
         (SRUN, 'srun started 2 tasks'),
+        ({'TF_CONFIG': '{"cluster": {"worker": ["a:1", "b:1"]},}'}, 'TF_CONFIG is not JSON'),
     ],
 )
 def test_several_workers_are_not_left_to_train_alone_each_without_a_word(
@@ -83,7 +91,8 @@ def test_several_workers_are_not_left_to_train_alone_each_without_a_word(
     words = [*write_shallow(tmp_path), f'--workdir={tmp_path / "run"}', '--dry_run']
     assert door(*words) == 2
     error = capsys.readouterr().err
-    assert said in error and '--config.devices.strategy=multi_worker' in error and error.count('\n') == 1
+    assert said in error and error.count('\n') == 1
+    assert '--config.devices.strategy=multi_worker' in error or 'unset it to train alone' in error
     assert door(*words, '--config.devices.strategy=one') == 0
     assert explain_input.main(words[:-1]) == 0  # only reads
 
@@ -93,7 +102,8 @@ def test_several_workers_are_not_left_to_train_alone_each_without_a_word(
     [
         {},
         tf_config({'worker': ['a:1']}),
-        {'TF_CONFIG': 'for another program'},
+        {'TF_CONFIG': ''},
+        {'TF_CONFIG': '"for another program"'},
         {'TF_CONFIG': '[]'},
         {'TF_CONFIG': '{"cluster": []}'},
         {'SLURM_PROCID': '0', 'SLURM_NTASKS': '4'},  # a batch script without srun

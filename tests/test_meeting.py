@@ -80,7 +80,7 @@ def test_workers_go_on_together_when_all_are_there():
     addresses = tuple(free_addresses(3))
     raised, said = meet_all([Cluster(addresses, index) for index in (2, 1, 0)])
     assert raised == [None] * 3
-    assert said[2][0].startswith(f'worker 0 at {addresses[0]}: waiting for worker 1')
+    assert said[2][0].startswith('waiting for worker 1')
 
 
 def test_a_worker_that_does_not_come_is_named_by_all_that_wait():  # C32
@@ -90,7 +90,22 @@ def test_a_worker_that_does_not_come_is_named_by_all_that_wait():  # C32
     assert isinstance(other, Interrupted)
     (alone,), said = meet_all([Cluster(addresses, 1)], timeout=1)
     assert f'waited 1 s for worker 0 at {addresses[0]}' in str(alone)
-    assert said == [[f'worker 1 at {addresses[1]}: waiting for worker 0 at {addresses[0]}']]
+    assert said == [[f'waiting for worker 0 at {addresses[0]}']]
+
+
+def test_a_machine_that_nobody_knows_by_its_name_is_said_in_the_end():  # names of pods may come late
+    mine, nowhere = free_addresses(1)[0], 'nowhere.invalid:1'
+    (chief,), _ = meet_all([Cluster((mine, nowhere), 0)], timeout=1)
+    (other,), _ = meet_all([Cluster((nowhere, mine), 1)], timeout=1)
+    assert 'nowhere.invalid is not known here' in str(chief) and 'nowhere.invalid is not known here' in str(other)
+
+
+@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason='needs IPv6')
+def test_workers_find_each_other_by_addresses_of_either_kind():
+    ports = [address.rpartition(':')[2] for address in free_addresses(2)]
+    for host in ('[::1]', '127.0.0.1'):
+        addresses = tuple(f'{host}:{port}' for port in ports)
+        assert meet_all([Cluster(addresses, index) for index in (0, 1)])[0] == [None, None]
 
 
 def test_a_second_process_with_an_index_is_refused_and_the_others_go_on():

@@ -35,14 +35,28 @@ def fit_window(
     return min(block_records, window), window
 
 
-def check_batch(global_batch_size: int, replicas: int, microbatches: int) -> None:
-    """Raises UserError, with the nearest sizes that work, unless replicas x microbatches divides the global batch."""
+def check_batch(global_batch_size: int, replicas: int, microbatches: int, begun: bool = False) -> None:
+    """Raises UserError, with the nearest numbers that work, unless replicas x microbatches divides the global batch.
+
+    A run that has `begun` keeps its batch, and goes on over another number of replicas.
+    """
     unit = replicas * microbatches
-    if global_batch_size % unit:
+    if not global_batch_size % unit:
+        return
+    over = f'{replicas} replicas' + (f' x {microbatches} microbatches' if microbatches > 1 else '')
+    problem = f'train.global_batch_size={global_batch_size} does not divide over {over}'
+    if not begun:
         below = global_batch_size // unit * unit
-        sizes = ' or '.join(str(size) for size in (below, below + unit) if size)
-        over = f'{replicas} replicas' + (f' x {microbatches} microbatches' if microbatches > 1 else '')
-        raise UserError(f'train.global_batch_size={global_batch_size} does not divide over {over}: take {sizes}.')
+        sizes = [str(size) for size in (below, below + unit) if size]
+        raise UserError(f'{problem}: take {" or ".join(sizes)}.')
+    fitting = [n for n in range(1, global_batch_size + 1) if not global_batch_size % (n * microbatches)]
+    near = [str(n) for n in (*[n for n in fitting if n < replicas][-1:], *[n for n in fitting if n > replicas][:1])]
+    remedy = (
+        f'go on over {" or ".join(near)} (devices.replicas, or workers)'
+        if near
+        else 'take --config.train.microbatches=1'
+    )
+    raise UserError(f'{problem}. The run in this workdir keeps its batch: {remedy}.')
 
 
 class Choice(NamedTuple):

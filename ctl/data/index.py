@@ -168,7 +168,7 @@ def _scan_all(files: Sequence[str], console: rich.console.Console) -> dict[str, 
     )
     bar = rich.progress.Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
     with bar, concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
-        task = bar.add_task('', total=total, files=len(files))
+        task = bar.add_task('', total=total, files=f'{len(files):,}')
         tasks = [pool.submit(scan, path, lambda size: bar.advance(task, size)) for path in files]
         try:
             found = [each.result() for each in tasks]
@@ -177,7 +177,7 @@ def _scan_all(files: Sequence[str], console: rich.console.Console) -> dict[str, 
     seconds = time.monotonic() - began
     if seconds > QUIET_SECONDS:
         records = sum(len(each.sizes) for each in found)
-        console.print(f'Indexed {len(files)} files, {records:,} records, {total / 1e6:,.0f} MB in {seconds:.1f} s.')
+        console.print(f'Indexed {len(files):,} files, {records:,} records, {total / 1e6:,.0f} MB in {seconds:.1f} s.')
     return dict(zip(files, found, strict=True))
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import rich.console
 
 from ctl import config as config_lib
+from ctl import files
 from ctl.data import choices, shards
 from ctl.data.bad_records import BadRecords
 from ctl.data.file_names import doubts
@@ -115,7 +116,8 @@ def find_data(
       UserError: for files that cannot be read, a batch that does not divide, shards that cannot be.
       GuardError: for more damaged records than allowed.
     """
-    choices.check_batch(config.train.global_batch_size, replicas, config.train.microbatches)
+    begun = config.data.digest != ''
+    choices.check_batch(config.train.global_batch_size, replicas, config.train.microbatches, begun)
     bad = BadRecords(config.data, say)
     train_files, eval_files = (find_files(config.data[name], f'data.{name}') for name in ('train', 'eval'))
     for doubt in doubts(train_files, eval_files):
@@ -144,6 +146,7 @@ def find_data(
         compressed=bool(train.sequential.any()),
     )
     config.data.logical_shards, config.data.shard_by = logical_shards, shard_by
+    files.allow_open(-(-logical_shards // workers) + 1, f'data.logical_shards={logical_shards}')
     layout = make_layout(train, config, logical_shards, shard_by)
     # Neither a function of replicas nor of how many are taken: more steps take the same records, and others.
     eval_order = shards.permutation(evaluation.records, config.train.seed)

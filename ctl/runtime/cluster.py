@@ -37,14 +37,18 @@ class Cluster:
 
 
 ALONE = Cluster()
+_ADDRESS = re.compile(r'[^\s/]+:([0-9]{1,5})', re.ASCII)
 
 
 def check_alone(environment: Mapping[str, str]) -> None:
-    """Raises UserError where the environment names several workers, and each would train alone, with nothing said."""
+    """Raises UserError where the environment names several workers, and each would train alone, with nothing said.
+
+    Also where TF_CONFIG cannot be read, and may name them.
+    """
     try:
-        jobs = json.loads(environment.get('TF_CONFIG', '{}')).get('cluster', {})
+        jobs = _read_json(environment.get('TF_CONFIG') or '{}').get('cluster', {})
         workers = sum(len(addresses) for kind, addresses in jobs.items() if kind in ('chief', 'worker'))
-    except (ValueError, AttributeError, TypeError):
+    except (AttributeError, TypeError):
         workers = 0  # whatever it is, it is not for us
     what = f'TF_CONFIG names {workers} workers'
     # srun sets it for the tasks that it starts; a batch script alone is a task of none, though it has a SLURM_PROCID.
@@ -68,30 +72,37 @@ def read_cluster(environment: Mapping[str, str]) -> Cluster:
       UserError: for every mistake in it, before TensorFlow sees it.
     """
     text = environment.get('TF_CONFIG')
-    if text is None and 'SLURM_PROCID' in environment:
+    if not text and 'SLURM_PROCID' in environment:
         return _read_slurm(environment)
-    if text is None:
+    if not text:
         raise UserError(
             'devices.strategy=multi_worker: TF_CONFIG is not set, and this is no Slurm job. tools.launch sets it for '
-            'several workers on this machine.'
+            'several workers on this machine; a run goes on without others with --config.devices.strategy=auto.'
         )
+    config = _read_json(text)
     try:
-        config = json.loads(text)
         jobs, task = config['cluster'], config['task']
         kind, index = task['type'], task['index']
-    except ValueError as error:
-        raise UserError(f'TF_CONFIG is not JSON ({error}): {text[:80]}') from None
     except (KeyError, TypeError):
         raise UserError(f'TF_CONFIG must have cluster, task.type and task.index: {text[:200]}') from None
     _check_jobs(jobs)
     if kind not in jobs:
         raise UserError(f'TF_CONFIG: task.type={kind!r} is not in cluster, which has {", ".join(jobs)}.')
-    if type(index) is not int or not 0 <= index < len(jobs[kind]):
+    if type(index) is not int:
+        raise UserError(f'TF_CONFIG: task.index={json.dumps(index)} must be a whole number, without quotes or point.')
+    if not 0 <= index < len(jobs[kind]):
         raise UserError(
             f'TF_CONFIG: task.index={index!r} is not in 0 to {len(jobs[kind]) - 1}, the {kind}s of cluster.'
         )
     chiefs = jobs.get('chief', [])
     return Cluster((*chiefs, *jobs.get('worker', [])), index + (len(chiefs) if kind == 'worker' else 0))
+
+
+def _read_json(text: str):
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise UserError(f'TF_CONFIG is not JSON ({error}): {text[:80]}. Mend it, or unset it to train alone.') from None
 
 
 def _check_jobs(jobs) -> None:
@@ -103,8 +114,8 @@ def _check_jobs(jobs) -> None:
         if not isinstance(addresses, list) or not addresses:
             raise UserError(f'TF_CONFIG: cluster.{kind}={addresses!r} must be a list of "host:port".')
         for address in addresses:
-            host, _, port = address.rpartition(':') if isinstance(address, str) else ('', '', '')
-            if not host or not port.isdigit() or not 0 < int(port) < 65536:
+            found = _ADDRESS.fullmatch(address) if isinstance(address, str) else None
+            if not found or not 0 < int(found[1]) < 65536:
                 raise UserError(f'TF_CONFIG: cluster.{kind} has {address!r}, which is not "host:port".')
     if len(jobs.get('chief', [])) > 1:
         raise UserError(f'TF_CONFIG: cluster.chief has {len(jobs["chief"])} addresses; there is one chief.')

@@ -120,9 +120,12 @@ class _Door:
         self._selector = stack.enter_context(selectors.DefaultSelector())
         self._workers: dict[int, _Caller] = {}
         self._strangers: dict[str, None] = {}
-        port = int(me.cluster.addresses[0].rpartition(':')[2])
+        port = _host_and_port(me.cluster.addresses[0])[1]
+        both = socket.has_dualstack_ipv6()
+        family = socket.AF_INET6 if both else socket.AF_INET
         try:
-            self._listener = stack.enter_context(socket.create_server(('', port), backlog=CALLERS))
+            server = socket.create_server(('', port), family=family, backlog=CALLERS, dualstack_ipv6=both)
+            self._listener = stack.enter_context(server)
         except OSError as error:
             raise UserError(f'{me.cluster.name(0)}: this machine cannot listen there: {error.strerror}.') from None
         self._listener.setblocking(False)
@@ -135,11 +138,13 @@ class _Door:
             more = f' and {len(missing) - MOST_NAMED} more' if len(missing) > MOST_NAMED else ''
             text = ', '.join(map(cluster.name, missing[:MOST_NAMED])) + more
             if text != said:
-                self._say(f'{cluster.name(0)}: waiting for {text}')
+                self._say(f'waiting for {text}')
                 said = text
             if time.monotonic() > end:
                 strangers = f'; others have called: {"; ".join(self._strangers)}' if self._strangers else ''
-                raise Interrupted(f'waited {timeout:g} s for {text} (devices.start_timeout){strangers}')
+                named = (cluster.addresses[i] for i in missing[:MOST_NAMED])
+                unknown = next(filter(None, map(_unknown, named)), '')
+                raise Interrupted(f'waited {timeout:g} s for {text} (devices.start_timeout){unknown}{strangers}')
             self._look()
         for caller in self._workers.values():
             caller.send(go=True, proof=self._me.proof(caller.said['challenge'], 'chief'))
@@ -168,7 +173,7 @@ class _Door:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             for option, value in (('TCP_KEEPIDLE', 20), ('TCP_KEEPINTVL', 10), ('TCP_KEEPCNT', 4)):
                 connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), value)
-            caller = _Caller(self._stack.enter_context(connection), host)
+            caller = _Caller(self._stack.enter_context(connection), host.removeprefix('::ffff:'))
             self._selector.register(connection, selectors.EVENT_READ, caller)
             caller.send(challenge=caller.challenge)
 
@@ -233,24 +238,41 @@ class _Door:
             self._say(f'{self._me.cluster.name(0)}: {stranger}; it is let go, and the others are waited for.')
 
 
+def _host_and_port(address: str) -> tuple[str, int]:
+    host, _, port = address.rpartition(':')
+    return host.strip('[]'), int(port)  # an IPv6 address stands in brackets
+
+
+def _unknown(address: str) -> str:
+    """What to add where nobody knows the machine of an address by its name; else ''. Names may come late."""
+    host, port = _host_and_port(address)
+    try:
+        socket.getaddrinfo(host, port)
+    except OSError as error:
+        return f'; {host} is not known here: {error.strerror}'
+    return ''
+
+
 def _call_the_chief(me: _Self, end: float, timeout: float, say: Callable[[str], None]) -> None:
-    cluster, said = me.cluster, False
+    chief, said = me.cluster.name(0), False
     while time.monotonic() < end:
         if _call(me, end):
             return
         if not said:
-            say(f'{cluster.name(cluster.index)}: waiting for {cluster.name(0)}')
+            say(f'waiting for {chief}')
             said = True
         time.sleep(0.2)
-    raise Interrupted(f'waited {timeout:g} s for {cluster.name(0)}, or for the others with it (devices.start_timeout)')
+    unknown = _unknown(me.cluster.addresses[0])
+    raise Interrupted(f'waited {timeout:g} s for {chief}, or for the others with it (devices.start_timeout){unknown}')
 
 
 def _call(me: _Self, end: float) -> bool:
     """Calls once, and waits until all are let go; False where the chief is not there, or not any more."""
     cluster, mine = me.cluster, secrets.token_hex(16)
-    host, _, port = cluster.addresses[0].rpartition(':')
     try:
-        with socket.create_connection((host, int(port)), timeout=max(0.1, end - time.monotonic())) as connection:
+        with socket.create_connection(
+            _host_and_port(cluster.addresses[0]), timeout=max(0.1, end - time.monotonic())
+        ) as connection:
             lines = connection.makefile('rb')
             challenge = json.loads(lines.readline(BYTES))['challenge']
             proof = me.proof(challenge, f'worker {cluster.index}')

@@ -66,11 +66,11 @@ def data_rows(config: ml_collections.ConfigDict, data: Data) -> dict[str, str]:
     """Files and records of each input pipeline, the length of an epoch, and the records of an evaluation."""
     index, layout = data.train, data.layout
     rows = {} if data.default is None else {'data': data.default.about}
-    rows['train files'] = f'{len(index.files)} files, {index.records:,} records: {_short(config.data.train)}'
+    rows['train files'] = f'{len(index.files):,} files, {index.records:,} records: {_short(config.data.train)}'
     compressed = int(index.sequential.sum())
     if compressed:
         rows['compressed'] = (
-            f'{compressed} of {len(index.files)} train files: read from their beginning on, so records mix only within '
+            f'{compressed:,} of {len(index.files):,} train files: read from their beginning on, so records mix only within '
             'a window, and resuming is slow'
         )
     rows['shards'] = (
@@ -94,7 +94,7 @@ def data_rows(config: ml_collections.ConfigDict, data: Data) -> dict[str, str]:
         else f'a sample of {data.eval_records:,}, drawn by train.seed, of '
     )
     rows['eval files'] = (
-        f'{len(data.evaluation.files)} files, {part}{data.evaluation.records:,} records: {_short(config.data.eval)}'
+        f'{len(data.evaluation.files):,} files, {part}{data.evaluation.records:,} records: {_short(config.data.eval)}'
     )
     if data.bad.skip:
         rows['bad records'] = f'{data.bad}; the run stops above {config.data.max_bad_records}'
