@@ -47,6 +47,7 @@ def test_workers_are_counted_from_the_chief():
         (tf_config({'worker': []}), 'must be a list'),
         (tf_config({'worker': ['a:1'], 'ps': ['b:1']}), "cluster has 'ps'; only chief and worker"),
         (tf_config({}), 'cluster={} must be an object'),
+        ({'SLURM_JOB_ID': '77', 'SLURM_NTASKS': '2'}, 'srun is to start it'),  # salloc
         ({'SLURM_PROCID': '0'}, "Slurm's environment does not describe"),
     ],
 )

@@ -50,12 +50,8 @@ def check_batch(global_batch_size: int, replicas: int, microbatches: int, begun:
         sizes = [str(size) for size in (below, below + unit) if size]
         raise UserError(f'{problem}: take {" or ".join(sizes)}.')
     fitting = [n for n in range(1, global_batch_size + 1) if not global_batch_size % (n * microbatches)]
-    near = [str(n) for n in (*[n for n in fitting if n < replicas][-1:], *[n for n in fitting if n > replicas][:1])]
-    remedy = (
-        f'go on over {" or ".join(near)} (devices.replicas, or workers)'
-        if near
-        else 'take --config.train.microbatches=1'
-    )
+    near = ' or '.join(map(str, [n for n in fitting if n < replicas][-1:] + [n for n in fitting if n > replicas][:1]))
+    remedy = f'go on over {near} (devices.replicas, or workers)' if near else 'take --config.train.microbatches=1'
     raise UserError(f'{problem}. The run in this workdir keeps its batch: {remedy}.')
 
 

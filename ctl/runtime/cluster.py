@@ -74,6 +74,8 @@ def read_cluster(environment: Mapping[str, str]) -> Cluster:
     text = environment.get('TF_CONFIG')
     if not text and 'SLURM_PROCID' in environment:
         return _read_slurm(environment)
+    if not text and 'SLURM_JOB_ID' in environment:
+        raise UserError('devices.strategy=multi_worker: in a Slurm job, srun is to start it, once for every task.')
     if not text:
         raise UserError(
             'devices.strategy=multi_worker: TF_CONFIG is not set, and this is no Slurm job. tools.launch sets it for '

@@ -269,10 +269,9 @@ def _call_the_chief(me: _Self, end: float, timeout: float, say: Callable[[str], 
 def _call(me: _Self, end: float) -> bool:
     """Calls once, and waits until all are let go; False where the chief is not there, or not any more."""
     cluster, mine = me.cluster, secrets.token_hex(16)
+    chief, patience = _host_and_port(cluster.addresses[0]), max(0.1, end - time.monotonic())
     try:
-        with socket.create_connection(
-            _host_and_port(cluster.addresses[0]), timeout=max(0.1, end - time.monotonic())
-        ) as connection:
+        with socket.create_connection(chief, timeout=patience) as connection:
             lines = connection.makefile('rb')
             challenge = json.loads(lines.readline(BYTES))['challenge']
             proof = me.proof(challenge, f'worker {cluster.index}')

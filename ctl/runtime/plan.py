@@ -70,8 +70,8 @@ def data_rows(config: ml_collections.ConfigDict, data: Data) -> dict[str, str]:
     compressed = int(index.sequential.sum())
     if compressed:
         rows['compressed'] = (
-            f'{compressed:,} of {len(index.files):,} train files: read from their beginning on, so records mix only within '
-            'a window, and resuming is slow'
+            f'{compressed:,} of {len(index.files):,} train files: read from their beginning on, so records mix only '
+            'within a window, and resuming is slow'
         )
     rows['shards'] = (
         f'{layout.logical_shards} logical shards, {layout.share} records of each in a global batch; {data.why}'
