@@ -17,7 +17,7 @@ from absl import flags
 from ctl.commands import command
 from ctl.config import nearest
 from ctl.errors import UserError, exit_code_of
-from ctl.output import lasting
+from ctl.output import lasting, open_missing
 
 HELP = ('--help', '-help', '-h', '--helpfull', '--helpshort')
 
@@ -79,6 +79,7 @@ class Program:
             if request is not None:
                 codes.append(body(request))
 
+        open_missing()
         try:
             with lasting() if self.outlives_output else contextlib.nullcontext():
                 return exit_code_of(parse_and_run) or (codes[0] if codes else None) or 0

@@ -1,8 +1,12 @@
 """The ways a program ends early, each with its exit code and a message that needs no traceback."""
 
+import errno
 import os
 import sys
 from collections.abc import Callable
+
+# What the machine says of a path that was given wrongly, wherever it is met first.
+_WRONG_PATHS = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR, errno.EISDIR)
 
 
 class UserError(Exception):
@@ -35,10 +39,17 @@ class WorkdirLost(Interrupted):
     """Another run has taken the workdir over; this one has written nothing more."""
 
 
+class WorkdirGone(WorkdirLost):
+    """The workdir was moved or removed; this run has written nothing more, and the same command would begin anew."""
+
+    exit_code = 3
+
+
 def exit_code_of(program: Callable[[], None]) -> int:
     """Runs a program; 0, or the exit code of the error that ended it, whose message goes to standard error."""
     try:
         program()
+        sys.stdout.flush()
     except (UserError, GuardError) as error:
         # One line, whatever was typed or stands in a file's name.
         print(f'error: {_as_raised(error)}'.replace('\n', '\\n'), file=sys.stderr)
@@ -49,6 +60,17 @@ def exit_code_of(program: Callable[[], None]) -> int:
     except BrokenPipeError:  # whoever read what is printed has had enough: `| head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
+    except OSError as error:
+        named = error.filename if isinstance(error.filename, str | os.PathLike) else ''
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            print(f'error: {named or "standard output"} cannot be written: {error.strerror}.', file=sys.stderr)
+            if not named:  # Python would try again when it ends
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return GuardError.exit_code
+        if not named or error.errno not in _WRONG_PATHS:
+            raise
+        print(f'error: {named}: {error.strerror}.'.replace('\n', '\\n'), file=sys.stderr)
+        return UserError.exit_code
     except KeyboardInterrupt:
         print('stopped by Ctrl-C; with the same command, a run goes on from its last checkpoint.', file=sys.stderr)
         return 130

@@ -89,6 +89,21 @@ def replace_text(path: pathlib.Path, text: str) -> None:
     _replace(scratch, path)
 
 
+def check_writable(path: pathlib.Path) -> None:
+    """Raises UserError where `appears_whole` would: for before what is to be written there has taken its time."""
+    _make_scratch(path).rmdir()
+
+
+def _make_scratch(path: pathlib.Path) -> pathlib.Path:
+    """A new folder beside `path`; raises UserError when there can be none."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        return pathlib.Path(tempfile.mkdtemp(prefix=f'.{path.name}-', dir=path.parent))
+    except OSError as error:
+        hint = ': set XDG_CACHE_HOME to a folder that can' if path.is_relative_to(cache_folder()) else ''
+        raise UserError(f'{path.parent} cannot be written ({error.strerror}){hint}.') from None
+
+
 @contextlib.contextmanager
 def appears_whole(path: pathlib.Path) -> Iterator[pathlib.Path]:
     """Gives a temporary name beside `path` to write a file or make a folder under, and renames it when all went well.
@@ -99,12 +114,7 @@ def appears_whole(path: pathlib.Path) -> Iterator[pathlib.Path]:
       UserError: when the folder of `path` cannot be written.
       GuardError: when the disk is full, by whatever library says so.
     """
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        scratch = pathlib.Path(tempfile.mkdtemp(prefix=f'.{path.name}-', dir=path.parent))
-    except OSError as error:
-        hint = ': set XDG_CACHE_HOME to a folder that can' if path.is_relative_to(cache_folder()) else ''
-        raise UserError(f'{path.parent} cannot be written ({error.strerror}){hint}.') from None
+    scratch = _make_scratch(path)
     try:
         yield scratch / path.name
         try:

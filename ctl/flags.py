@@ -103,10 +103,10 @@ class ExperimentProgram(Program):
         module = load_experiment(experiment)
         config = _make_config(module, experiment)
         # A program that trains does what its flags say, unless the workdir alone was named.
-        stored = run.config if run and (self.only_reads or not values.experiment) else None
-        if stored:
-            _take_over(config, run)
-        if stored and self.only_reads:
+        taken = run if self.only_reads or not values.experiment else None
+        if taken:
+            _take_over(config, taken, chosen=taken.begun or self.only_reads)
+        if taken and self.only_reads:
             config.devices.strategy = 'auto'  # whoever looks at a run of several workers is one process
         _apply(config, overrides)
         config_lib.validate(config)
@@ -119,7 +119,7 @@ class ExperimentProgram(Program):
             verbosity=values.verbosity,
             own={flag: values[flag].value for flag in values if flag not in COMMON},
             command=os.environ.get(COMMAND_VARIABLE) or command(self.name, *argv),
-            stored=stored,
+            stored=taken.config if taken and taken.begun else None,
         )
 
     def _choose_experiment(self, values: flags.FlagValues, run: '_Run | None') -> str:
@@ -211,35 +211,49 @@ def _make_config(module: types.ModuleType, experiment: str) -> ml_collections.Co
 
 @dataclasses.dataclass(frozen=True)
 class _Run:
-    """A run that a workdir holds: its config.json, and what it notes besides, None in workdirs of older versions."""
+    """A run that a workdir holds.
+
+    Attributes:
+      config: its config.json.
+      note: what it notes besides, None in workdirs of older versions.
+      begun: whether it has trained; if not, nothing binds the next start.
+    """
 
     config: dict
     note: workdir_lib.Note | None
+    begun: bool
 
     @classmethod
     def in_workdir(cls, workdir: str | pathlib.Path) -> '_Run | None':
         """None where no workdir is named, or it has no run."""
-        config = workdir_lib.read_config(pathlib.Path(workdir)) if workdir else None
-        return config and cls(config, workdir_lib.read_note(pathlib.Path(workdir)))
+        path = pathlib.Path(workdir)
+        begun = bool(workdir) and workdir_lib.has_begun(path)
+        config = workdir_lib.read_config(path) if workdir else None
+        return config and cls(config, workdir_lib.read_note(path), begun)
 
 
 def _check_experiment(experiment: str, workdir: pathlib.Path, run: _Run | None) -> None:
     """Raises UserError when a workdir has a run of another experiment. A file of one's own may have been moved."""
-    if run and run.note:
+    if run and run.note and run.begun:
         asked, noted = experiment, run.note.experiment
         both_files = asked.endswith('.py') and noted.endswith('.py')  # then the settings tell
         if asked != noted and not both_files:
             raise UserError(f'--experiment={experiment}: the run in {workdir} is of {noted}. Choose another --workdir.')
 
 
-def _take_over(config: ml_collections.ConfigDict, run: _Run) -> None:
+def _take_over(config: ml_collections.ConfigDict, run: _Run, chosen: bool) -> None:
     """Puts the values of a run's config.json into `config`; what does not fit there is left for `resume` to name.
 
     Data that the experiment made itself it finds again, or makes again.
+
+    Args:
+      chosen: whether it takes what the start chose by itself, too.
     """
     there = config_lib.flatten(config)
     for key, value in config_lib.flatten(ml_collections.ConfigDict(run.config)).items():
         if key not in there or (run.note and run.note.own_data and key in ('data.train', 'data.eval')):
+            continue
+        if key in config_lib.AUTOMATIC and not chosen:
             continue
         with contextlib.suppress(TypeError):  # of another type, since the experiment's file has changed
             config_lib.set_value(config, key, tuple(value) if isinstance(there[key], tuple) else value)

@@ -67,7 +67,7 @@ class _Parts:
 def _run(session: Session) -> None:
     """The story of a run: data, model, where it left off, the plan, training, the summary."""
     asked, config, say = session.asked, session.asked.config, session.say
-    stored = workdir_lib.read_config(asked.workdir)
+    stored = workdir_lib.read_config(asked.workdir) if workdir_lib.has_begun(asked.workdir) else None
     default_data = choose_data(asked.name, asked.module, config, say, stored)
     found = find_data(config, session.replicas, default_data, say, session.console, len(session.workers.addresses))
     _check_workers(session, found)
@@ -91,6 +91,11 @@ def _run(session: Session) -> None:
     if not asked.dry_run and (at_end or step > config.train.steps):
         say(f'Already at step {step} of {config.train.steps}. A larger --config.train.steps goes on from here.')
         return
+    if not step and metrics.last_step():
+        say(
+            f'WARNING: metrics.jsonl tells of {metrics.last_step()} steps, and there is no checkpoint of them: they '
+            'come again, from step 0.'
+        )
     agreement = Agreement(session.strategy, session.workers, session.stop, parts.trainer)
     evaluator = _make_evaluator(session, parts, agreement)
     if asked.dry_run:
@@ -234,7 +239,7 @@ def _open_workdir(session: Session, parts: _Parts, numbers: Numbers, step: int) 
         own_data = parts.data.default is not None
         workdir_lib.write_note(asked.workdir, workdir_lib.Note(asked.experiment or asked.name, own_data))
         parts.checkpoints.clean()
-        numbers.drop_after(step)
+        numbers.drop_after(step if workdir_lib.has_begun(asked.workdir) else -1)
         session.clock.go_on(asked.workdir / 'time.json')
     name = 'bad_records.jsonl' if workers.chief else f'bad_records-{workers.index}.jsonl'
     parts.data.bad.list_in(asked.workdir / name)

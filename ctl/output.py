@@ -43,6 +43,20 @@ class _Lasting:
             )
 
 
+def open_missing() -> None:
+    """Puts the null device where a program was started without a standard stream, as by `>&-`.
+
+    The next file that it opens would get the stream's number, and with it whatever TensorFlow prints.
+    """
+    for number, name in enumerate(('stdin', 'stdout', 'stderr')):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # gets the lowest number that is free: this one
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(number, 'w' if number else 'r', closefd=False))
+
+
 @contextlib.contextmanager
 def lasting() -> Iterator[None]:
     """Inside the `with`, nothing fails because standard output or standard error is gone."""
@@ -50,6 +64,8 @@ def lasting() -> Iterator[None]:
     for stream in before:
         if hasattr(stream, 'reconfigure'):
             stream.reconfigure(errors='backslashreplace')  # a path may be in no encoding
+        with contextlib.suppress(OSError, ValueError):  # what a terminal shares with Node.js, say, refuses when full
+            os.set_blocking(stream.fileno(), True)
     sys.stderr = _Lasting(before[1], 'standard error', None)
     sys.stdout = _Lasting(before[0], 'standard output', sys.stderr)
     try:

@@ -26,12 +26,26 @@ def local_path(text: str, key: str) -> pathlib.Path:
 
 
 def _expanded(text: str, key: str) -> str:
+    if text.startswith('file://'):
+        raise UserError(f'{key}={text}: write the path alone: {text.removeprefix("file://")}')
     if _URL.match(text):
         raise UserError(
             f'{key}={text}: is an address, and ctl reads and writes folders of this machine only. Mount the bucket '
             '(with gcsfuse, say) or copy the files, and name that folder.'
         )
-    return os.path.expanduser(text)
+    path = os.path.expanduser(text)
+    if path.startswith('~') and not os.path.lexists(path):
+        raise UserError(f'{key}={text}: there is no such user here, whose home ~ would be. A name with ~ is ./{text}')
+    return as_utf8(path, key)
+
+
+def as_utf8(path: str, key: str) -> str:
+    """The path; raises UserError where its name is in no encoding that others could write down."""
+    try:
+        path.encode()
+    except UnicodeEncodeError:
+        raise UserError(f'{key}: {os.fsencode(path)!r} is a name that is no UTF-8. Rename it.') from None
+    return path
 
 
 def find_files(patterns: str | Iterable[str], key: str, may_be_empty: bool = False) -> list[str]:
@@ -52,7 +66,10 @@ def find_files(patterns: str | Iterable[str], key: str, may_be_empty: bool = Fal
     for folder, pattern in _split([patterns] if isinstance(patterns, str) else patterns, key):
         found = _matching(folder, pattern, key)
         files.update({os.path.abspath(path): path for path in found})
+    if not files:
+        raise UserError(f'{key}={patterns!r}: names no file.')
     for path in sorted(files.values()):
+        as_utf8(path, key)
         if not os.access(path, os.R_OK):
             raise UserError(f'{key}: {path} cannot be read: permission denied.')
         if not may_be_empty and not os.path.getsize(path):
@@ -122,7 +139,8 @@ def _is_mark(path: str) -> bool:
 def _pattern_for(folder: str, key: str) -> str:
     """A glob of the files in a folder that data.train, data.eval or another key may mean."""
     word = key.rpartition('.')[2]
-    return f'{word}*' if any(name.startswith(word) for name in os.listdir(folder)) else '*'
+    likely = (f'{glob.escape(word)}*', '*.tfrecord*')
+    return next((pattern for pattern in likely if glob.glob(pattern, root_dir=folder)), '*')
 
 
 def _doubt(pattern: str) -> str:

@@ -151,7 +151,7 @@ def _ends_explained(asked: Run, workers: cluster.Cluster) -> Iterator[None]:
 def say_if_older(session: Session, experiment: Experiment) -> None:
     """Says what goes on otherwise than it began, in a run that began with an older version."""
     workdir, config = session.asked.workdir, flatten(session.asked.config)
-    if workdir_lib.read_config(workdir) is None:
+    if not workdir_lib.has_begun(workdir) or workdir_lib.read_config(workdir) is None:
         return
     note = workdir_lib.read_note(workdir)
     arithmetic = note.arithmetic if note else 0

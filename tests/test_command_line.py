@@ -173,7 +173,7 @@ def test_the_run_of_several_workers_is_looked_at_by_one(run, tmp_path):
 
 def test_a_setting_that_has_another_type_now_is_named_with_both_values(run, tmp_path):
     workdir, _ = run
-    for name in ('config.json', 'run.json'):
+    for name in ('config.json', 'run.json', 'metrics.jsonl'):
         (tmp_path / name).write_text((workdir.path / name).read_text().replace('"seed": 0', '"seed": "zero"'))
     with pytest.raises(UserError, match="train.seed was 'zero' and is 0"):
         choose([f'--workdir={tmp_path}'])

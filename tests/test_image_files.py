@@ -237,6 +237,18 @@ def test_linked_folders_are_read_once_and_a_link_to_the_folder_itself_ends(tmp_p
     assert [path.relative_to(photos) for path in image_files.find(photos).images] == [pathlib.Path('cat/a.png')]
 
 
+@pytest.mark.parametrize(
+    'start', [b'P1 is a note', b'P3 is', b'BM' + bytes(60), b'II*\0' + bytes(9), b'\x89PNG\r\n\x1a\n']
+)
+def test_what_only_begins_as_an_image_does_is_counted_or_named(tmp_path, start):
+    (tmp_path / 'notes.txt').write_bytes(start)
+    save(left_and_right(), tmp_path / 'a.png')
+    for path in image_files.find(tmp_path).images:
+        if path.name != 'a.png':
+            with pytest.raises(image_files.BadImage):
+                image_files.square(path, 8, 3)
+
+
 def test_links_that_lead_nowhere_and_pipes_are_said_and_never_opened(tmp_path):
     save(left_and_right(), tmp_path / 'a.png')
     (tmp_path / 'b.png').symlink_to('moved/b.png')

@@ -11,7 +11,7 @@ import pytest
 import rich.console
 import tensorflow as tf
 
-from ctl.data import tables
+from ctl.data import scan, tables
 from ctl.data.index import load_index
 from ctl.data.scan import FileRecords
 from ctl.errors import UserError
@@ -77,6 +77,26 @@ def test_a_second_start_reads_the_cache_and_a_changed_file_is_indexed_again(file
     bert_records.write_file(pathlib.Path(files[1]), [bert_records.make_record(np.random.default_rng(0))] * 4)
     assert load_index(files).counts.tolist() == [5, 4, 9]
     assert scans == [files[1]]
+
+
+def test_what_was_read_before_a_bad_file_was_met_is_not_read_again(files, scans):
+    (pathlib.Path(files[0]).parent / 'zz').write_text('text')
+    with pytest.raises(UserError, match='zz: it is text'):
+        load_index([*files, str(pathlib.Path(files[0]).parent / 'zz')])
+    scans.clear()
+    load_index(files)
+    assert not scans
+
+
+def test_a_file_that_goes_while_it_is_read_is_said(files, monkeypatch):
+    def read(path, *arguments):
+        os.remove(path)
+        return real(path, *arguments)
+
+    real = scan._read_sound
+    monkeypatch.setattr(scan, '_read_sound', read)
+    with pytest.raises(UserError, match='cannot be read: .*[Nn]o such file'):
+        load_index(files[:1])
 
 
 def test_a_start_with_some_files_of_a_folder_keeps_what_is_known_of_the_others(files, scans):

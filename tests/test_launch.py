@@ -48,7 +48,10 @@ def test_launch_waits_for_who_saves_and_as_long_as_a_stall_may_last(codes, signa
     assert started._patience(codes) == patience
 
 
-@pytest.mark.parametrize('words', [[], ['--workers=2'], ['--workers=0', '--', '-x'], ['--wokers=2', '--', '-x']])
+STALL = ['--workers=2', '--', '--config.devices.stall_seconds=abc']
+
+
+@pytest.mark.parametrize('words', [[], ['--workers=2'], ['--workers=0', '--', '-x'], ['--wokers=2', '--', '-x'], STALL])
 def test_launch_refuses_what_it_does_not_understand_in_one_line(words, capsys):
     assert launcher.main(words) == 2
     error = capsys.readouterr().err

@@ -15,7 +15,7 @@ import time
 
 import pytest
 
-from ctl.errors import Interrupted, UserError, WorkdirLost
+from ctl.errors import Interrupted, UserError, WorkdirGone
 from ctl.runtime import lock
 from ctl.runtime.lock import owned
 from tests.runs import DEADLINE, Workdir, door, overrides, write_shallow
@@ -195,7 +195,7 @@ def test_a_lock_that_was_removed_by_hand_ends_the_run(tmp_path):
     with owned(tmp_path / 'run', print) as lease:
         lease.check()
         (tmp_path / 'run' / 'lock').unlink()
-        with pytest.raises(WorkdirLost, match='another run has taken it over'):
+        with pytest.raises(WorkdirGone, match='the folder was moved, removed or tidied up'):
             lease.check()
 
 

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import shlex
 import subprocess
 import sys
 
@@ -62,3 +63,27 @@ def test_what_follows_an_error_of_the_stream_is_lost_and_nothing_else(tmp_path, 
     for stream in (out, err):
         assert os.path.samestat(os.fstat(stream.fileno()), os.stat(os.devnull))
         os.close(stream.fileno())
+
+
+@pytest.mark.parametrize('streams', ['>&-', '2>&-', '<&- >&- 2>&-'])
+def test_a_program_without_standard_streams_does_its_work(tmp_path, streams):
+    """Nor does a file get the number of one, with what is printed in it."""
+    note = tmp_path / 'note'
+    program = (
+        'from ctl.command_line import Program\n'
+        'def body(request):\n'
+        f'    with open({str(note)!r}, "w") as file:\n'
+        '        print("said")\n'
+        '        file.write("written")\n'
+        'raise SystemExit(Program("tools.any", "", outlives_output=True).run([], body))\n'
+    )
+    line = f'{shlex.quote(sys.executable)} -c {shlex.quote(program)} {streams}'
+    assert subprocess.run(['bash', '-c', line], cwd=ROOT, timeout=DEADLINE, capture_output=True).returncode == 0
+    assert note.read_text() == 'written'
+
+
+def test_a_full_disk_under_what_is_printed_is_one_line():
+    line = f"'{sys.executable}' -m tools > /dev/full"
+    ended = subprocess.run(['bash', '-c', line], cwd=ROOT, timeout=DEADLINE, capture_output=True, text=True)
+    assert ended.returncode == 3
+    assert ended.stderr == 'error: standard output cannot be written: No space left on device.\n'

@@ -7,6 +7,7 @@ import hypothesis
 import hypothesis.strategies as st
 import pytest
 
+from ctl import train
 from ctl.data.file_names import doubts
 from ctl.errors import UserError
 from ctl.paths import find_files, local_path
@@ -127,6 +128,37 @@ def test_an_address_is_refused_wherever_a_path_is_asked_for(address):  # N22
             ask()
     with pytest.raises(UserError, match='data.train=.*: is an address'):
         find_files(address, 'data.train')
+
+
+@pytest.mark.parametrize(
+    'text, said',
+    [
+        ('file:///a/train-0', 'write the path alone: /a/train-0'),
+        ('~nobody-at-all/train-0', 'there is no such user here'),
+        (os.fsdecode(b'train-\xff'), 'is a name that is no UTF-8. Rename it'),
+        (' ,', 'names no file'),
+        ('', 'names no file'),
+    ],
+)
+def test_what_is_no_path_is_said(tmp_path, monkeypatch, text, said):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match=said):
+        find_files(text, 'data.train')
+
+
+def test_a_name_that_nobody_can_write_down_is_refused_where_a_glob_meets_it(tmp_path):
+    path = os.fsencode(tmp_path) + b'/train-\xff'
+    with open(path, 'w') as file:
+        file.write('x')
+    with pytest.raises(UserError, match=r"train-.xff' is a name that is no UTF-8"):
+        find_files(f'{tmp_path}/train-*', 'data.train')
+
+
+def test_a_folder_that_cannot_be_looked_into_is_said_by_whatever_meets_it_first(tmp_path):
+    (tmp_path / 'closed').mkdir(mode=0)
+    for words in ([f'--workdir={tmp_path}/closed/run'], [f'--workdir={tmp_path}/{"n" * 300}']):
+        said = without_rights(lambda words=words: train.main(['--experiment=gan_digits', *words, '--dry_run']))
+        assert said == '2', said
 
 
 def test_what_the_names_of_files_say_against_them_is_warned_of(tmp_path):  # N16, N18

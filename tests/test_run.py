@@ -10,11 +10,14 @@ import signal
 import subprocess
 import sys
 import threading
+import unittest.mock
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
+from ctl import loop
+from ctl.errors import UserError
 from ctl.runtime.tensorboard import TensorBoard, tag_of
 from tests.runs import (
     DEADLINE,
@@ -385,6 +388,30 @@ def test_a_config_that_is_no_json_is_refused(flags, tmp_path, capsys):
     (tmp_path / 'config.json').write_text('{"train": ')
     assert door(*flags, f'--workdir={tmp_path}') == 2
     assert 'config.json is not JSON' in capsys.readouterr().err
+
+
+def test_what_was_removed_from_a_workdir_is_said(flags, copied, capsys):
+    shutil.rmtree(copied / 'checkpoints')
+    assert door(*flags, *SHORT, f'--workdir={copied}') == 0
+    assert 'metrics.jsonl tells of 3 steps, and there is no checkpoint of them' in ' '.join(
+        capsys.readouterr().out.split()
+    )
+    (copied / 'config.json').unlink()
+    assert door(*flags, *SHORT, f'--workdir={copied}') == 2
+    assert 'has checkpoints and no config.json' in capsys.readouterr().err
+
+
+def test_a_run_that_failed_before_its_first_step_binds_nothing(flags, tmp_path, capsys):
+    with unittest.mock.patch.object(loop, '_train', side_effect=UserError('planted')):
+        assert door(*flags, *SHORT, f'--workdir={tmp_path}') == 2
+    run = Workdir(tmp_path)
+    (tmp_path / 'metrics.jsonl').write_text('{"step": 0, "kind": "eval", "loss": -1.0}\n')
+    (tmp_path / 'other').mkdir()
+    other = write_shallow(tmp_path / 'other', [30, 31])
+    assert door(*other, *SHORT, '--config.train.seed=7', f'--workdir={tmp_path}') == 0
+    assert run.config['train']['seed'] == 7 and all(line['loss'] > 0 for line in run.lines('eval'))
+    assert door(*other, *SHORT, f'--workdir={tmp_path}') == 2
+    assert 'train.seed was 7 and is 0' in capsys.readouterr().err
 
 
 @pytest.mark.slow

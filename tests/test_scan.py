@@ -141,17 +141,18 @@ def test_a_plain_file_that_begins_as_zlib_does_is_plain(path):
 @pytest.mark.parametrize(
     'data, said',
     [
-        (b'<!DOCTYPE html>\r\n<html>404</html>', "It is text, which begins with '<!DOCTYPE html> <html>404</html>'"),
+        (b'<!DOCTYPE html>\r\n<html>404</html>', "it is text, which begins with '<!DOCTYPE html> <html>404</html>'"),
         (bytes(100_000), 'Is it a TFRecord file'),
-        (gzip.compress(b'text' * 100), 'It is compressed by gzip'),
-        (b'\xff\xd8\xff\xe0' + bytes(100), 'It is a JPEG image: make TFRecords of it'),
+        (gzip.compress(b'text' * 100), 'compressed with gzip it is text'),
+        (b'PAR1' + bytes(range(256)) * 4000, 'it is a Parquet file'),
+        (b'\xff\xd8\xff\xe0' + bytes(100), 'it is a JPEG image, and no TFRecord file: make TFRecords of it'),
         (b'version https://git-lfs.github.com/spec/v1\n', 'git lfs pull'),
     ],
-    ids=['text', 'zeros', 'compressed text', 'image', 'pointer'],
+    ids=['text', 'zeros', 'compressed text', 'parquet', 'image', 'pointer'],
 )
 def test_a_file_that_holds_no_records_is_refused(path, data, said):
     path.write_bytes(data)
-    with pytest.raises(UserError, match=f'file: record 0 .*{re.escape(said)}'):
+    with pytest.raises(UserError, match=f'file: .*{re.escape(said)}'):
         scan(str(path), lambda size: None)
 
 

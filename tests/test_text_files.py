@@ -61,7 +61,7 @@ def test_text_in_any_unicode_with_any_line_ending_is_the_same_documents(tmp_path
         (lzma.compress(TEXT.encode()), 'is compressed by xz'),
         (b'PK\x03\x04rest', 'is a ZIP archive or an office document'),
         (b'%PDF-1.7', 'is a PDF, and no text: make text of it with pdftotext'),
-        (b'PAR1rest', 'is a Parquet file, and no text: make text of it'),
+        (b'PAR1\x15rest', 'is a Parquet file, and no text: make text of it'),
         (b'version https://git-lfs.github.com/spec/v1', 'fetch the file with `git lfs pull`'),
         (bytes(257) + b'ustar', 'unpack it with `tar -xf`'),
         (bytes([5, 0, 0, 0, 0, 0, 0, 0, 0xEA, 0xB2, 0x04, 0x3E]), 'is a TFRecord file, and no text'),
@@ -115,6 +115,18 @@ def test_of_a_line_that_is_longer_than_a_record_the_rest_is_in_further_records(t
     assert about['tokens'] == 38 * 4 * 400
     # Each of the three passes has nearly all: half of the second segments are from elsewhere, and may be cut.
     assert tokens_in(f'{tmp_path}/records/train-*') > 0.9 * maker.PASSES * about['tokens']
+
+
+def test_only_line_ends_end_a_line(tmp_path):
+    """Not the form feeds, separators and next-line characters of which str.splitlines makes lines, too."""
+    (tmp_path / 'a.txt').write_text('One\u2028two\x0bthree\x85four\x1cfive.\n\x0cSix.\n', encoding='utf8')
+    assert [len(document) for document in read(tmp_path / 'a.txt')] == [2]
+
+
+@pytest.mark.parametrize('start', ['PAR1 is a county', 'BZh is', 'GIF89 was', 'ARROW1 flies', 'P1 rest'])
+def test_text_may_begin_with_the_letters_of_another_kind_of_file(tmp_path, start):
+    (tmp_path / 'a.txt').write_text(start)
+    assert read(tmp_path / 'a.txt') == [[start]]
 
 
 def test_a_small_corpus_makes_fewer_files_or_is_told_how_much_it_takes(tmp_path, capsys):  # N03

@@ -11,6 +11,7 @@ import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from ctl.errors import UserError
+from ctl.paths import as_utf8
 
 # Opened by content, as far as this Pillow was built for them. It knows more, but those run other programs, or are no
 # pictures by themselves.
@@ -53,28 +54,33 @@ class Found:
 
 def find(folder: pathlib.Path) -> Found:
     """Every image below a folder, also behind links; raises UserError when it or one in it cannot be read."""
-    if not folder.is_dir():
-        raise UserError(f'{folder}: is no folder.')
+    if not os.path.isdir(folder):
+        raise UserError(f'{folder}: is no folder, or cannot be reached.')
     suffixes = {suffix for suffix, name in Image.registered_extensions().items() if name in FORMATS}
     images, hidden, lost, others = [], 0, [], collections.Counter()
     for path in _files(folder):
         suffix = path.suffix.lower()
-        if any(part.startswith('.') or part in LEFT_BEHIND for part in path.relative_to(folder).parts):
+        if _is_hidden(path, folder):
             hidden += 1
-        elif not path.is_file():
+        elif not os.path.isfile(path):
             lost.append(path)
         elif suffix in suffixes or _opens(path):
+            as_utf8(str(path), 'FOLDER')
             images.append(path)
         else:
             others[suffix] += 1
     return Found(sorted(images), hidden, lost, others)
 
 
+def _is_hidden(path: pathlib.Path, folder: pathlib.Path) -> bool:
+    return any(part.startswith('.') or part in LEFT_BEHIND for part in path.relative_to(folder).parts)
+
+
 def _files(folder: pathlib.Path) -> Iterator[pathlib.Path]:
     """What is no folder below a folder; a folder that several links name is read once."""
 
     def refuse(error: OSError):
-        if os.path.basename(error.filename) not in LEFT_BEHIND:
+        if not _is_hidden(pathlib.Path(error.filename), folder):
             raise UserError(f'{error.filename}: is a folder that cannot be read: {error.strerror}.')
 
     seen = set()
@@ -92,7 +98,9 @@ def _opens(path: pathlib.Path) -> bool:
     try:
         with _quietly_open(path):
             return True
-    except (OSError, BadImage):
+    except PermissionError:
+        return True  # to be named by whoever reads it
+    except Exception:  # whatever Pillow's readers raise for bytes that are none of theirs
         return False
 
 
@@ -127,7 +135,9 @@ def square(path: pathlib.Path, size: int, channels: int) -> np.ndarray:
         with _quietly_open(path) as image:
             image.draft(None, (2 * size, 2 * size))  # a large JPEG is decoded at a fraction of its size
             image = _in_8_bits(_upright(image), image.format)
-    except (OSError, SyntaxError, ValueError) as error:  # what Pillow's readers raise for damaged files
+    except BadImage:
+        raise
+    except Exception as error:  # whatever Pillow's readers raise for damaged files
         raise BadImage(f'cannot be read: {" ".join(str(error).split()) or type(error).__name__}') from None
     image = ImageOps.fit(image, (size, size), Image.Resampling.BICUBIC)
     image = image.convert('RGB' if channels == 3 else 'L')

@@ -73,6 +73,7 @@ class _Launcher:
         self._gpus = share_gpus(os.environ, workers)
         self._stall_seconds = _stall_seconds(words)
         self._processes: list[subprocess.Popen] = []
+        self._killed: set[int] = set()  # by us
         self.signalled = False
 
     def pass_on(self, number: int, frame) -> None:
@@ -84,7 +85,7 @@ class _Launcher:
     def run(self) -> int:
         """Starts all, waits for all; 0, or the exit code that says most of what went wrong."""
         cluster = {'worker': free_addresses(self._count)}
-        self._processes = []
+        self._processes, self._killed = [], set()
         for index in range(self._count):
             if not self.signalled:
                 self._processes.append(self._start(cluster, index))
@@ -99,7 +100,11 @@ class _Launcher:
             self._kill_all()
             for printer in printers:
                 printer.join()
-        failed = [code for code in codes if code]
+        for index, code in enumerate(codes):
+            if code < 0 and index not in self._killed:
+                why = ', as the system does when memory runs out' if code == -signal.SIGKILL else ''
+                print(f'launch: worker {index} was ended by {signal.Signals(-code).name}{why}.', flush=True)
+        failed = [code if code > 0 else 128 - code for code in codes if code]  # of a signal, as shells have it
         failed += [Interrupted.exit_code] if len(codes) < self._count else []  # a signal came before they were started
         said = [code for code in failed if code in (*_FINAL, Interrupted.exit_code)]
         return (sorted(said) + failed + [0])[0]
@@ -125,6 +130,7 @@ class _Launcher:
                 failed_since = time.monotonic()
             patience = self._patience(codes)
             if failed_since and patience and time.monotonic() > failed_since + patience:
+                self._killed = {index for index, process in enumerate(self._processes) if process.poll() is None}
                 self._kill_all()
             time.sleep(0.05)
         return [process.wait() for process in self._processes]
@@ -170,7 +176,10 @@ def _stall_seconds(words: Sequence[str]) -> float:
     """devices.stall_seconds of the run, as the words for ctl.train have it, or its default."""
     values = flags.FlagValues()
     flags.DEFINE_float('config.devices.stall_seconds', BASE['devices']['stall_seconds'].default, '', flag_values=values)
-    values(['launch', *words], known_only=True)
+    try:
+        values(['launch', *words], known_only=True)
+    except flags.Error as error:
+        raise UserError(' '.join(str(error).split())) from None
     return values['config.devices.stall_seconds'].value
 
 

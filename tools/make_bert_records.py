@@ -15,6 +15,7 @@ import importlib.metadata
 import importlib.util
 import itertools
 import json
+import os
 import pathlib
 import re
 import sys
@@ -287,7 +288,7 @@ def make(request: Request) -> None:
     """Makes the records that the flags ask for, and says what to check in them; raises UserError."""
     text, output = request.own['text'], local_path(request.own['output'], '--output')
     shape = {name: request.own[name] for name in ('vocab_size', 'max_length', 'max_predictions')}
-    if output.exists():
+    if os.path.lexists(output):
         raise UserError(f'--output={output}: is there already. Name a folder that is not.')
     documents = list(text_files.read_documents(text) if text else read_docstrings())
     if len(documents) < HELD_OUT:

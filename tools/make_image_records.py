@@ -10,6 +10,7 @@ the alphabet, and so on; `labels.txt` has them. Every 20th image is held out for
 
 import concurrent.futures
 import contextlib
+import os
 import pathlib
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -57,7 +58,7 @@ def make(request: Request) -> None:
     if channels not in CHANNELS:
         raise UserError(f'--channels={channels}: take 3 for colour, or 1 for grey.')
     folder, output = local_path(request.words[0], 'FOLDER'), local_path(request.own['output'], '--output')
-    if output.exists():
+    if os.path.lexists(output):
         raise UserError(f'--output={output}: is there already. Name a folder that is not.')
     paths = find_images(folder)
     labels = find_labels(folder, paths)

@@ -1,6 +1,7 @@
 """Text as people have it: found by globs, in UTF-8 or with a byte order mark, with any line ending."""
 
 import codecs
+import io
 import itertools
 import pathlib
 import shlex
@@ -33,7 +34,8 @@ def read_documents(patterns: str) -> Iterator[list[str]]:
       UserError: when no file matches, or one is no text.
     """
     for path in find_files(patterns, '--text', may_be_empty=True):
-        lines = (line.strip() for line in read_text(pathlib.Path(path)).splitlines())
+        # str.splitlines would also part lines at form feeds and at separators that stand inside of sentences.
+        lines = (line.strip() for line in io.StringIO(read_text(pathlib.Path(path)), newline=None))
         for is_text, group in itertools.groupby(lines, bool):
             if is_text:
                 yield list(group)

@@ -149,15 +149,22 @@ def load_index(files: Sequence[str], console: rich.console.Console | None = None
         known.update(tables.load(folder, inside, lambda text: console.print(text, markup=False)))
     missing = [path for path in files if path not in known]
     if missing:
-        found = _scan_all(missing, console)
+        tables.check_cache(os.path.dirname(missing[0]))  # all are in one folder of the cache
+        found: dict[str, FileRecords] = {}
+        try:
+            _scan_all(missing, console, found)
+        finally:  # what was read need not be read again, when one was damaged or somebody has lost patience
+            for folder in {os.path.dirname(path) for path in found}:
+                tables.add_to_cache(folder, {path: found[path] for path in folders[folder] if path in found})
         known.update(found)
-        for folder in {os.path.dirname(path) for path in missing}:
-            tables.add_to_cache(folder, found)
     return Index(tuple(files), tuple(known[path] for path in files))
 
 
-def _scan_all(files: Sequence[str], console: rich.console.Console) -> dict[str, FileRecords]:
-    """Scans files side by side, under a progress bar on a terminal, with a line at the end elsewhere."""
+def _scan_all(files: Sequence[str], console: rich.console.Console, found: dict[str, FileRecords]) -> None:
+    """Scans files side by side, under a progress bar on a terminal, with a line at the end elsewhere.
+
+    What is done is in `found`, by path, also when it ends with an error.
+    """
     began, total = time.monotonic(), sum(os.path.getsize(path) for path in files)
     columns = (
         rich.progress.TextColumn('indexing {task.fields[files]} files'),
@@ -171,14 +178,16 @@ def _scan_all(files: Sequence[str], console: rich.console.Console) -> dict[str, 
         task = bar.add_task('', total=total, files=f'{len(files):,}')
         tasks = [pool.submit(scan, path, lambda size: bar.advance(task, size)) for path in files]
         try:
-            found = [each.result() for each in tasks]
+            for each in tasks:
+                each.result()
         finally:
             pool.shutdown(cancel_futures=True)
+            done = (not each.cancelled() and not each.exception() for each in tasks)
+            found.update({path: each.result() for path, each, ok in zip(files, tasks, done, strict=True) if ok})
     seconds = time.monotonic() - began
     if seconds > QUIET_SECONDS:
-        records = sum(len(each.sizes) for each in found)
+        records = sum(len(each.sizes) for each in found.values())
         console.print(f'Indexed {len(files):,} files, {records:,} records, {total / 1e6:,.0f} MB in {seconds:.1f} s.')
-    return dict(zip(files, found, strict=True))
 
 
 def common_folder(files: Sequence[str]) -> pathlib.Path:

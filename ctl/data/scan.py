@@ -20,7 +20,7 @@ from ctl.data.streams import (
     record_length,
 )
 from ctl.errors import UserError
-from ctl.kinds import START_BYTES, kind_of
+from ctl.kinds import START_BYTES, kind_of, looks_like_text
 
 # Records looked at together, and how often in one call: progress is reported after each call. A call on a compressed
 # file reads it from its beginning, so there are to be few.
@@ -76,9 +76,15 @@ def scan(path: str, advance: Callable[[int], None]) -> FileRecords:
       UserError: when it cannot be read, holds no sound record, or is written to meanwhile.
     """
     try:
-        before, compression = os.stat(path), find_compression(path)
+        return _scan(path, advance)
     except OSError as error:
         raise UserError(f'{path} cannot be read: {error.strerror}.') from None
+    except (tf.errors.NotFoundError, tf.errors.PermissionDeniedError) as error:
+        raise UserError(f'{path} cannot be read: {error.message}.') from None
+
+
+def _scan(path: str, advance: Callable[[int], None]) -> FileRecords:
+    before, compression = os.stat(path), find_compression(path)
     sizes, hashes, damaged = [np.zeros(0, np.uint32)], [], []
     records = position = reported = 0
     stream = open_stream(path, compression)
@@ -96,6 +102,8 @@ def scan(path: str, advance: Callable[[int], None]) -> FileRecords:
                 continue
             if sound and not stream.read(position, position + 1) and not stream.broken:
                 break
+            if not position:
+                _check_kind(path, stream.read(0, START_BYTES), compression)
             damage, more_follows = _find_damage(stream, position, records + len(damaged))
             damaged.append(damage)
             position += damage.size
@@ -108,7 +116,7 @@ def scan(path: str, advance: Callable[[int], None]) -> FileRecords:
         raise UserError(f'{path}: changed while it was read. Start again when nothing writes to it.')
     if not records:
         said = f'record 0 {damaged[0].problem}, and no sound record follows' if damaged else 'it holds no records'
-        raise UserError(f'{path}: {said}. {_what_it_is(path)}')
+        raise UserError(f'{path}: {said}. Is it a TFRecord file?')
     advance(before.st_size - reported)
     fingerprint = hashlib.sha256(np.concatenate(hashes).tobytes()).hexdigest()[:16]
     return FileRecords(
@@ -116,15 +124,21 @@ def scan(path: str, advance: Callable[[int], None]) -> FileRecords:
     )
 
 
-def _what_it_is(path: str) -> str:
-    """What a file without a sound record may be, for an error."""
-    with open(path, 'rb') as file:
-        start = file.read(START_BYTES)
+def _check_kind(path: str, start: bytes, compression: str) -> None:
+    """Raises UserError where a file whose first record is not sound is another kind of file, by how it begins.
+
+    Before a record is searched for in all of it.
+
+    Args:
+      start: its first bytes, uncompressed.
+    """
     kind, remedy = kind_of(start)
-    words = ' '.join(start.decode('ascii', 'replace').split())
-    if not kind and words.isprintable() and words.isascii():
+    if not kind and start and looks_like_text(start):
+        words = ' '.join(start.decode('utf8', 'ignore').split())
         kind = f'text, which begins with {words[:SHOWN_CHARACTERS]!r}'
-    return f'It is {kind}: {remedy or "make TFRecords of it"}.' if kind else 'Is it a TFRecord file?'
+    if kind:
+        it_is = f'compressed with {compression.lower()} it is' if compression else 'it is'
+        raise UserError(f'{path}: {it_is} {kind}, and no TFRecord file: {remedy or "make TFRecords of it"}.')
 
 
 def _batches(compression: str) -> int:

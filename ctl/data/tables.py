@@ -12,7 +12,7 @@ import numpy as np
 
 from ctl.data.scan import Damage, FileRecords
 from ctl.errors import UserError
-from ctl.files import appears_whole, cache_folder
+from ctl.files import appears_whole, cache_folder, check_writable
 
 # Beside the data; a glob like `folder/*` does not match it.
 BESIDE = '.ctl-index.npz'
@@ -48,6 +48,11 @@ def load(folder: str, files: Sequence[str], say: Callable[[str], None]) -> dict[
             named = {path: contents.get(os.path.basename(path)) for path in missing}
             known.update({path: c for path, c in named.items() if c and is_as_indexed(path, c)})
     return known
+
+
+def check_cache(folder: str) -> None:
+    """Raises UserError when the table of `folder` could not be written: before its files are read, which takes long."""
+    check_writable(_in_cache(folder))
 
 
 def add_to_cache(folder: str, contents: Mapping[str, FileRecords]) -> None:

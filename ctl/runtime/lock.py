@@ -21,7 +21,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 
-from ctl.errors import UserError, WorkdirLost
+from ctl.errors import UserError, WorkdirGone, WorkdirLost
 
 # TensorFlow can keep Python from running for a while, so a beat may be late; over a network it may be seen late, too.
 BEAT_SECONDS, STALE_SECONDS, LOOK_SECONDS = 10.0, 90.0, 1.0
@@ -110,6 +110,11 @@ class Lease:
     def check(self) -> None:
         """To be called before something is written to the workdir; raises WorkdirLost when another run has it now."""
         now = _read(self._path)
+        if now is None and not self._path.exists():
+            raise WorkdirGone(
+                f'--workdir={self._path.parent}: {self._path.name} in it is gone, so the folder was moved, removed or '
+                'tidied up. Nothing more was written; start again with --workdir as it is now'
+            )
         if now is None or (now.host and now.token != self._owner.token):
             raise WorkdirLost(
                 f'--workdir={self._path.parent} is not ours any more: {now or "another run"} has taken it over after '

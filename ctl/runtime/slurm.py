@@ -11,6 +11,7 @@ from ctl.errors import UserError
 
 # Ports of two jobs on one node should differ, and stay below those that Linux gives out by itself, from 32,768 on.
 FIRST_PORT, PORTS = 10_000, 20_000
+MOST_HOSTS = 100_000  # in one range
 
 
 def addresses_and_index(environment: Mapping[str, str]) -> tuple[tuple[str, ...], int]:
@@ -77,8 +78,8 @@ def _expand(name: str, whole: str) -> list[str]:
 
 def _range(text: str, whole: str) -> list[str]:
     """'08-11' is 08, 09, 10, 11."""
-    found = re.fullmatch(r'(\d+)(?:-(\d+))?', text)
-    if not found or int(found[2] or found[1]) < int(found[1]):
+    found = re.fullmatch(r'(\d{1,9})(?:-(\d{1,9}))?', text, re.ASCII)
+    if not found or not 0 <= int(found[2] or found[1]) - int(found[1]) < MOST_HOSTS:
         raise UserError(f'SLURM_STEP_NODELIST={whole}: {text!r} is no number, and no range of numbers.')
     return [f'{number:0{len(found[1])}}' for number in range(int(found[1]), int(found[2] or found[1]) + 1)]
 

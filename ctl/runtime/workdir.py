@@ -19,6 +19,26 @@ def read_config(workdir: pathlib.Path) -> dict | None:
     return _read_json(workdir / 'config.json')
 
 
+def has_begun(workdir: pathlib.Path) -> bool:
+    """Whether a run has trained there. One that failed before its first step may begin again with other settings.
+
+    Raises:
+      UserError: when its settings are lost.
+    """
+    if any((workdir / 'checkpoints').rglob('ckpt-*')):
+        if not (workdir / 'config.json').exists():
+            raise UserError(
+                f'--workdir={workdir}: has checkpoints and no config.json, so that nothing says how they were made. '
+                'Restore it; or choose another --workdir, with the weights as train.init_checkpoint.'
+            )
+        return True
+    metrics = workdir / 'metrics.jsonl'
+    if not metrics.exists():
+        return False
+    with open(metrics, encoding='utf8', errors='replace') as lines:
+        return any(_step(line) > 0 for line in lines)
+
+
 # 1: `lamb` is the paper's. 2: seeds have 64 bits, eval.steps takes a sample, float32 is float32 on GPUs too.
 ARITHMETIC = 2
 
@@ -88,6 +108,10 @@ class MetricsFile:
         """The lines of a kind, in order."""
         lines = [json.loads(line) for line in self._lines() if _step(line) < math.inf]
         return [line for line in lines if line['kind'] == kind]
+
+    def last_step(self) -> int:
+        """The last step that there is a line of; 0 for none."""
+        return max((int(_step(line)) for line in self._lines() if _step(line) < math.inf), default=0)
 
     def drop_after(self, step: int) -> None:
         """Drops what a killed run wrote after `step`, its last checkpoint: those steps come again."""
