@@ -3,7 +3,6 @@
 `flags.py` builds on it for the programs that take an experiment and its config. Imports no TensorFlow.
 """
 
-import contextlib
 import dataclasses
 import gc
 import os
@@ -17,7 +16,7 @@ from absl import flags
 from ctl.commands import command
 from ctl.config import nearest
 from ctl.errors import UserError, exit_code_of
-from ctl.output import lasting, open_missing
+from ctl.output import lasting, open_missing, print_anything, tidily_ended
 
 HELP = ('--help', '-help', '-h', '--helpfull', '--helpshort')
 
@@ -80,9 +79,15 @@ class Program:
                 codes.append(body(request))
 
         open_missing()
+        print_anything()
         try:
-            with lasting() if self.outlives_output else contextlib.nullcontext():
-                return exit_code_of(parse_and_run) or (codes[0] if codes else None) or 0
+            with lasting() if self.outlives_output else tidily_ended():
+                resumes = '; with the same command, a run goes on from its last checkpoint'
+                return (
+                    exit_code_of(parse_and_run, resumes if self.outlives_output else '')
+                    or (codes[0] if codes else None)
+                    or 0
+                )
         except BaseException as error:
             traceback.clear_frames(error.__traceback__)
             raise

@@ -6,7 +6,16 @@ import sys
 from collections.abc import Callable
 
 # What the machine says of a path that was given wrongly, wherever it is met first.
-_WRONG_PATHS = (errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG, errno.ELOOP, errno.ENOTDIR, errno.EISDIR)
+_WRONG_PATHS = (
+    errno.EACCES,
+    errno.EPERM,
+    errno.EROFS,
+    errno.ENAMETOOLONG,
+    errno.ELOOP,
+    errno.ENOTDIR,
+    errno.EISDIR,
+    errno.ENOENT,
+)
 
 
 class UserError(Exception):
@@ -45,17 +54,19 @@ class WorkdirGone(WorkdirLost):
     exit_code = 3
 
 
-def exit_code_of(program: Callable[[], None]) -> int:
-    """Runs a program; 0, or the exit code of the error that ended it, whose message goes to standard error."""
+def exit_code_of(program: Callable[[], None], after_ctrl_c: str = '') -> int:
+    """Runs a program; 0, or the exit code of the error that ended it, whose message goes to standard error.
+
+    `after_ctrl_c` is how to go on after that.
+    """
     try:
         program()
         sys.stdout.flush()
     except (UserError, GuardError) as error:
-        # One line, whatever was typed or stands in a file's name.
-        print(f'error: {_as_raised(error)}'.replace('\n', '\\n'), file=sys.stderr)
+        print(f'error: {_one_line(str(_as_raised(error)))}', file=sys.stderr)
         return error.exit_code
     except Interrupted as interruption:
-        print(interruption, file=sys.stderr)
+        print(_one_line(str(interruption)), file=sys.stderr)
         return interruption.exit_code
     except BrokenPipeError:  # whoever read what is printed has had enough: `| head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -69,12 +80,17 @@ def exit_code_of(program: Callable[[], None]) -> int:
             return GuardError.exit_code
         if not named or error.errno not in _WRONG_PATHS:
             raise
-        print(f'error: {named}: {error.strerror}.'.replace('\n', '\\n'), file=sys.stderr)
+        print(f'error: {_one_line(str(named))}: {error.strerror}.', file=sys.stderr)
         return UserError.exit_code
     except KeyboardInterrupt:
-        print('stopped by Ctrl-C; with the same command, a run goes on from its last checkpoint.', file=sys.stderr)
+        print(f'stopped by Ctrl-C{after_ctrl_c}.', file=sys.stderr)
         return 130
     return 0
+
+
+def _one_line(text: str) -> str:
+    """The text without what would move a terminal's cursor, whatever was typed or stands in a file's name."""
+    return ''.join(each if each.isprintable() else repr(each)[1:-1] for each in text)
 
 
 def _as_raised(error: BaseException) -> BaseException:

@@ -22,6 +22,8 @@ FEWEST_OPEN, WANTED_OPEN = 32, 512
 def cache_folder() -> pathlib.Path:
     """$XDG_CACHE_HOME/ctl, or ~/.cache/ctl. It may be deleted at any time between runs."""
     home = os.environ.get('XDG_CACHE_HOME') or os.path.expanduser('~/.cache')
+    if home.startswith('~'):
+        raise UserError('this user has no home folder for a cache: set XDG_CACHE_HOME to a folder that can be written.')
     return pathlib.Path(home) / 'ctl'
 
 
@@ -105,13 +107,15 @@ def _make_scratch(path: pathlib.Path) -> pathlib.Path:
 
 
 @contextlib.contextmanager
-def appears_whole(path: pathlib.Path) -> Iterator[pathlib.Path]:
+def appears_whole(path: pathlib.Path, any_will_do: bool = True) -> Iterator[pathlib.Path]:
     """Gives a temporary name beside `path` to write a file or make a folder under, and renames it when all went well.
 
-    For what several processes may make at once: where another was first, its folder stays.
+    Args:
+      path: of what is made.
+      any_will_do: whether others make the same: where another was first, its folder stays.
 
     Raises:
-      UserError: when the folder of `path` cannot be written.
+      UserError: when the folder of `path` cannot be written, or another was first whose will not do.
       GuardError: when the disk is full, by whatever library says so.
     """
     scratch = _make_scratch(path)
@@ -122,6 +126,10 @@ def appears_whole(path: pathlib.Path) -> Iterator[pathlib.Path]:
         except OSError:
             if not path.is_dir():
                 raise
+            if not any_will_do:
+                raise UserError(
+                    f'{path}: another program has made it meanwhile. Name another, and start again.'
+                ) from None
     except Exception as error:
         if not re.search('No space left|quota exceeded', str(error)):
             raise

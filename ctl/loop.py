@@ -69,7 +69,10 @@ def _run(session: Session) -> None:
     asked, config, say = session.asked, session.asked.config, session.say
     stored = workdir_lib.read_config(asked.workdir) if workdir_lib.has_begun(asked.workdir) else None
     default_data = choose_data(asked.name, asked.module, config, say, stored)
-    found = find_data(config, session.replicas, default_data, say, session.console, len(session.workers.addresses))
+    workers = len(session.workers.addresses)
+    found = find_data(
+        config, session.replicas, default_data, say, session.console, workers, check=session.check_before_training
+    )
     _check_workers(session, found)
     parts = _make_parts(session, found)
     say_if_older(session, parts.experiment)

@@ -2,7 +2,9 @@
 
 import contextlib
 import os
+import signal
 import sys
+import threading
 from collections.abc import Iterator
 from typing import TextIO
 
@@ -57,13 +59,37 @@ def open_missing() -> None:
             setattr(sys, name, os.fdopen(number, 'w' if number else 'r', closefd=False))
 
 
+def print_anything() -> None:
+    """Lets the standard streams take what their encoding has not: a path may be in none."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, 'reconfigure'):
+            stream.reconfigure(errors='backslashreplace')
+
+
+@contextlib.contextmanager
+def tidily_ended() -> Iterator[None]:
+    """Inside the `with`, signals that would end the process at once let it remove what is half made."""
+
+    def end(number: int, frame: object) -> None:
+        sys.exit(128 + number)
+
+    numbers = [each for each in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(each) is signal.SIG_DFL]
+    if threading.current_thread() is not threading.main_thread():
+        numbers = []
+    for number in numbers:
+        signal.signal(number, end)
+    try:
+        yield
+    finally:
+        for number in numbers:
+            signal.signal(number, signal.SIG_DFL)
+
+
 @contextlib.contextmanager
 def lasting() -> Iterator[None]:
     """Inside the `with`, nothing fails because standard output or standard error is gone."""
     before = sys.stdout, sys.stderr
     for stream in before:
-        if hasattr(stream, 'reconfigure'):
-            stream.reconfigure(errors='backslashreplace')  # a path may be in no encoding
         with contextlib.suppress(OSError, ValueError):  # what a terminal shares with Node.js, say, refuses when full
             os.set_blocking(stream.fileno(), True)
     sys.stderr = _Lasting(before[1], 'standard error', None)

@@ -1,6 +1,6 @@
 """Paths as people write them: home folders, lists of globs, and names that look like patterns."""
 
-import glob
+import fnmatch
 import os
 import pathlib
 import re
@@ -42,8 +42,8 @@ def _expanded(text: str, key: str) -> str:
 def as_utf8(path: str, key: str) -> str:
     """The path; raises UserError where its name is in no encoding that others could write down."""
     try:
-        path.encode()
-    except UnicodeEncodeError:
+        os.fsencode(path).decode('utf8')
+    except UnicodeDecodeError:
         raise UserError(f'{key}: {os.fsencode(path)!r} is a name that is no UTF-8. Rename it.') from None
     return path
 
@@ -99,36 +99,72 @@ def _longest_that_exists(text: str) -> str:
 
 def _matching(folder: str, pattern: str, key: str) -> list[str]:
     """The files that a glob in a folder matches; raises UserError for none, saying what is there instead."""
-    whole = folder + pattern
+    whole, files, folders = folder + pattern, [], []
     if not pattern and os.path.isfile(folder):
         return [folder]
-    found = [folder + each for each in glob.glob(pattern, root_dir=folder or None, recursive=True)] if pattern else []
-    files = []
-    for path in found or [folder]:
+    for path in _expand(folder, pattern.split('/'), key) if pattern else [folder]:
         if os.path.isfile(path):
             files += [path] * (not _is_mark(path))
-        elif os.path.islink(path) and not os.path.exists(path):
+        elif os.path.isdir(path):
+            folders.append(path)
+        elif os.path.islink(path):
             raise UserError(f'{key}: {path} is a link to {os.readlink(path)}, which is not there.')
-        elif os.path.exists(path) and not os.path.isdir(path):
+        elif os.path.exists(path):
             raise UserError(f'{key}: {path} is a pipe or a device, and files are read more than once: write one.')
-    for path in _looked_into(folder, pattern):
-        if os.path.isdir(path) and not os.access(path, os.R_OK | os.X_OK) and not path.endswith('lost+found'):
-            raise UserError(f'{key}={whole}: the folder {path} cannot be read: permission denied.')
     if files:
         return files
-    folders = [path for path in [folder, *found][bool(pattern) :] if os.path.isdir(path)]
     if folders:
-        files = os.path.join(folders[0], _pattern_for(folders[0], key))
-        raise UserError(f'{key}={whole}: is a folder. Name the files in it: {files}')
+        inside = _pattern_for(folders[0], key)
+        remedy = f'Name the files in it: {os.path.join(folders[0], inside)}' if inside else 'There is no file in it.'
+        raise UserError(f'{key}={whole}: is a folder. {remedy}')
     raise UserError(f'{key}={whole}: no file matches. {_doubt(pattern)}')
 
 
-def _looked_into(folder: str, pattern: str) -> Iterator[str]:
-    """The folders whose files a glob goes through, which it passes over in silence where it may not."""
-    yield folder or '.'
-    ends = [match.start() for match in re.finditer('/', pattern)] + [len(pattern)] * pattern.endswith('**')
-    for end in ends:
-        yield from (folder + each for each in glob.iglob(pattern[:end], root_dir=folder or None, recursive=True))
+def _expand(folder: str, parts: list[str], key: str) -> Iterator[str]:
+    """What the rest of a glob matches in a folder, '' for this one.
+
+    As glob.glob, which passes over folders that may not be read, and reads those again and again that links name twice.
+    """
+    part, *rest = parts
+    if not part and rest:  # of two slashes
+        yield from _expand(folder, rest, key)
+    elif part == '**':
+        for place in _folders_below(folder, key):
+            yield from _expand(place, rest or ['*'], key)
+    elif not re.search(r'[*?[]', part):
+        _check_open(folder, os.X_OK, key)
+        if os.path.lexists(folder + part):
+            yield from _expand(f'{folder}{part}/', rest, key) if rest else [folder + part]
+    else:
+        for name in _names_in(folder, key):
+            if fnmatch.fnmatchcase(name, part) and (part.startswith('.') or not name.startswith('.')):
+                yield from _expand(f'{folder}{name}/', rest, key) if rest else [folder + name]
+
+
+def _folders_below(folder: str, key: str) -> Iterator[str]:
+    """It and every folder below it that is not hidden; each once, however many links name it."""
+    seen, waiting = set(), [folder] if os.path.isdir(folder or '.') else []
+    while waiting:
+        place = waiting.pop()
+        about = os.stat(place or '.')
+        if (about.st_dev, about.st_ino) not in seen:
+            seen.add((about.st_dev, about.st_ino))
+            yield place
+            names = [name for name in _names_in(place, key) if not name.startswith('.')]
+            waiting += [f'{place}{name}/' for name in names if os.path.isdir(place + name)][::-1]
+
+
+def _names_in(folder: str, key: str) -> list[str]:
+    """What is in a folder, sorted; nothing where it is none."""
+    if not os.path.isdir(folder or '.') or os.path.basename(folder.rstrip('/')) == 'lost+found':
+        return []
+    _check_open(folder, os.R_OK | os.X_OK, key)
+    return sorted(os.listdir(folder or '.'))
+
+
+def _check_open(folder: str, mode: int, key: str) -> None:
+    if os.path.isdir(folder or '.') and not os.access(folder or '.', mode):
+        raise UserError(f'{key}: the folder {folder.rstrip("/") or os.getcwd()} cannot be read: permission denied.')
 
 
 def _is_mark(path: str) -> bool:
@@ -137,10 +173,12 @@ def _is_mark(path: str) -> bool:
 
 
 def _pattern_for(folder: str, key: str) -> str:
-    """A glob of the files in a folder that data.train, data.eval or another key may mean."""
-    word = key.rpartition('.')[2]
-    likely = (f'{glob.escape(word)}*', '*.tfrecord*')
-    return next((pattern for pattern in likely if glob.glob(pattern, root_dir=folder)), '*')
+    """A glob of the files in a folder that data.train, data.eval or another key may mean; '' where there are none."""
+    word = re.sub(r'[*?[]', '?', key.rpartition('.')[2])
+    for pattern in (f'{word}*', '*.tfrecord*', '*', f'**/{word}*', '**/*.tfrecord*', '**/*'):
+        if any(map(os.path.isfile, _expand(f'{folder}/', pattern.split('/'), key))):
+            return pattern
+    return ''
 
 
 def _doubt(pattern: str) -> str:

@@ -85,6 +85,13 @@ class Session:
         if self.alone:
             self.stop.check()
 
+    def check_before_training(self) -> None:
+        """Raises Interrupted when a signal has come, and there is nothing to save."""
+        if self.stop.asked:
+            raise Interrupted(
+                f'{self.stop.received} received: nothing more was trained. Go on with: {self.asked.command}'
+            )
+
     @property
     def alone(self) -> bool:
         return self.workers is cluster.ALONE

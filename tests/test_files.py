@@ -1,11 +1,33 @@
 """Files as the machine allows them."""
 
+import contextlib
+import os
 import resource
 
 import pytest
 
-from ctl.files import allow_open
+from ctl.errors import UserError
+from ctl.files import allow_open, appears_whole, cache_folder
 from tests.rights import without_rights
+
+
+@pytest.mark.parametrize('any_will_do', [True, False])
+def test_what_another_program_has_made_meanwhile_is_not_taken_for_ones_own(tmp_path, any_will_do):
+    output = tmp_path / 'made'
+    refused = contextlib.nullcontext() if any_will_do else pytest.raises(UserError, match='another program has made it')
+    with refused, appears_whole(output, any_will_do) as scratch:
+        scratch.mkdir()
+        output.mkdir()
+        (output / 'theirs').touch()
+    assert [path.name for path in tmp_path.rglob('*')] == ['made', 'theirs']
+
+
+def test_a_user_without_a_home_is_told_what_to_set(monkeypatch):
+    monkeypatch.delenv('XDG_CACHE_HOME', raising=False)
+    monkeypatch.setenv('HOME', '')
+    monkeypatch.setattr(os.path, 'expanduser', lambda path: path)
+    with pytest.raises(UserError, match='set XDG_CACHE_HOME'):
+        cache_folder()
 
 
 def limits_after(soft: int, hard: int, number: int) -> str:

@@ -94,6 +94,24 @@ def progressive(tmp_path):
     return save(Image.new('RGB', (20, 20), RED), tmp_path / 'a.jpg', progressive=True, quality=95)
 
 
+def grey12(tmp_path):
+    """As scientific cameras write: 12 bits, two samples in three bytes. Pillow writes none."""
+    return tiff(tmp_path, bits=12, photometric=1, data=bytes([0x80, 0x08, 0x00]) * 200)
+
+
+def white_is_zero(tmp_path):
+    return tiff(tmp_path, bits=16, photometric=0, data=struct.pack('<H', 0x4000) * 400)
+
+
+def tiff(tmp_path, bits, photometric, data):
+    """20 x 20 grey pixels."""
+    tags = {256: 20, 257: 20, 258: bits, 259: 1, 262: photometric, 273: 8, 277: 1, 278: 20, 279: len(data)}
+    entries = b''.join(struct.pack('<HHII', tag, 4, 1, value) for tag, value in tags.items())
+    end = struct.pack('<H', len(tags)) + entries + bytes(4)
+    (tmp_path / 'a.tiff').write_bytes(b'II*\0' + struct.pack('<I', 8 + len(data)) + data + end)
+    return tmp_path / 'a.tiff'
+
+
 def one_bit(tmp_path):
     return save(Image.new('1', (20, 20), 1), tmp_path / 'a.tiff')
 
@@ -136,6 +154,8 @@ def wrong_suffix(tmp_path):
         (cmyk, RED),
         (progressive, RED),
         (one_bit, WHITE),
+        (grey12, (128, 128, 128)),
+        (white_is_zero, (191, 191, 191)),
         (animated, RED),
         (animated_webp, RED),
         (one_pixel, RED),

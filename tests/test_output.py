@@ -3,11 +3,13 @@
 import errno
 import os
 import shlex
+import signal
 import subprocess
 import sys
 
 import pytest
 
+from ctl.errors import UserError, exit_code_of
 from ctl.output import lasting
 from tests.runs import DEADLINE, ROOT, Workdir, overrides, write_shallow
 
@@ -87,3 +89,28 @@ def test_a_full_disk_under_what_is_printed_is_one_line():
     ended = subprocess.run(['bash', '-c', line], cwd=ROOT, timeout=DEADLINE, capture_output=True, text=True)
     assert ended.returncode == 3
     assert ended.stderr == 'error: standard output cannot be written: No space left on device.\n'
+
+
+@pytest.mark.parametrize('number', [signal.SIGTERM, signal.SIGHUP])
+def test_a_tool_that_a_signal_ends_leaves_nothing_half_made(tmp_path, number):
+    program = (
+        'import os, signal\n'
+        'from ctl.command_line import Program\n'
+        'from ctl.files import appears_whole\n'
+        'def body(request):\n'
+        f'    with appears_whole(__import__("pathlib").Path({str(tmp_path / "made")!r})) as scratch:\n'
+        '        scratch.mkdir()\n'
+        f'        os.kill(os.getpid(), {int(number)})\n'
+        'raise SystemExit(Program("tools.any", "").run([], body))\n'
+    )
+    ended = subprocess.run([sys.executable, '-c', program], cwd=ROOT, timeout=DEADLINE, capture_output=True)
+    assert ended.returncode == 128 + number and not ended.stderr
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_name_that_would_move_the_cursor_is_shown_as_it_is_written(capsys):
+    def program():
+        raise UserError('a\rb\x1b[2Kc\nd: é')
+
+    assert exit_code_of(program) == 2
+    assert capsys.readouterr().err == r'error: a\rb\x1b[2Kc\nd: é' + '\n'

@@ -1,5 +1,6 @@
 """Paths as people write them."""
 
+import glob
 import os
 import pathlib
 
@@ -7,7 +8,7 @@ import hypothesis
 import hypothesis.strategies as st
 import pytest
 
-from ctl import train
+from ctl import paths, train
 from ctl.data.file_names import doubts
 from ctl.errors import UserError
 from ctl.paths import find_files, local_path
@@ -96,6 +97,37 @@ def test_a_link_to_nothing_is_named_and_not_passed_over(tmp_path):
     (tmp_path / 'train-1').symlink_to('moved/train-1')
     with pytest.raises(UserError, match='train-1 is a link to moved/train-1, which is not there'):
         find_files(f'{tmp_path}/train-*', 'data.train')
+
+
+def test_links_do_not_make_more_files_of_the_same(tmp_path):
+    put(tmp_path, 'a/train-0', 'b/train-1')
+    for name in ('here', 'again', 'a/up'):
+        (tmp_path / name).symlink_to(tmp_path)
+    (tmp_path / 'c').symlink_to(tmp_path / 'a')
+    found = find_files(f'{tmp_path}/**/train-*', 'data.train')
+    assert sorted(os.path.realpath(path) for path in found) == [f'{tmp_path}/a/train-0', f'{tmp_path}/b/train-1']
+
+
+@hypothesis.given(
+    st.lists(st.sampled_from(['*', '**', 'a*', '?', '[ab]', 'a', 'b', '.a', '.*', '']), min_size=1, max_size=4)
+)
+def test_a_glob_matches_what_everybody_else_s_does(tmp_path_factory, parts):
+    folder = tmp_path_factory.mktemp('tree')
+    put(folder, 'a/a/a', 'a/b', 'b/ab/a', 'b/.a/a', '.a', 'ab/c/.b', 'c')
+    theirs = glob.glob('/'.join(parts), root_dir=folder, recursive=True)
+    theirs = {os.path.normpath(path) for path in theirs if os.path.isfile(os.path.join(folder, path))}
+    ours = {os.path.relpath(path, folder) for path in paths._expand(f'{folder}/', parts, '') if os.path.isfile(path)}
+    assert ours == theirs
+
+
+def test_an_empty_folder_and_one_of_folders_are_told_what_helps(tmp_path):
+    (tmp_path / 'empty').mkdir()
+    with pytest.raises(UserError, match='is a folder. There is no file in it'):
+        find_files(str(tmp_path / 'empty'), 'data.train')
+    put(tmp_path, 'deep/x/y/train-0', 'deep/x/y/other')
+    with pytest.raises(UserError, match='is a folder. Name the files in it') as raised:
+        find_files(str(tmp_path / 'deep'), 'data.train')
+    assert find_files(str(raised.value).rpartition(': ')[2], 'data.train') == [f'{tmp_path}/deep/x/y/train-0']
 
 
 def test_a_pipe_is_named_and_not_passed_over(tmp_path):  # as bash makes one of <(zcat a.gz)

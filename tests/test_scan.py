@@ -156,6 +156,27 @@ def test_a_file_that_holds_no_records_is_refused(path, data, said):
         scan(str(path), lambda size: None)
 
 
+def test_a_damaged_first_record_whose_length_looks_like_another_file_is_a_damaged_record(path):
+    """35,615 bytes: the length begins with the two bytes of gzip."""
+    frames = frames_of([bytes(0x8B1F), b'more'], path)
+    path.write_bytes(frames[0][:-1] + bytes([frames[0][-1] ^ 1]) + frames[1])
+    content = scan(str(path), lambda size: None)
+    assert len(content.damaged) == 1 and len(content.sizes) == 1
+
+
+def test_a_file_that_a_crash_has_filled_with_zeros_is_searched_fast_and_says_how_far_it_is(path):
+    frames = frames_of([b'first', b'last'], path)
+    with open(path, 'wb') as file:
+        file.write(frames[0])
+        file.truncate(1 << 30)
+        file.seek(0, 2)
+        file.write(frames[1])
+    done = []
+    content = scan(str(path), done.append)
+    assert len(content.sizes) == 2 and len(content.damaged) == 1
+    assert len(done) > 100 and sum(done) == path.stat().st_size
+
+
 def test_an_empty_gzip_file_is_refused(path):
     path.write_bytes(gzip.compress(b''))
     with pytest.raises(UserError, match='it holds no records'):

@@ -47,14 +47,17 @@ def test_text_in_any_unicode_with_any_line_ending_is_the_same_documents(tmp_path
 @pytest.mark.parametrize(
     'data, said',
     [
-        (TEXT.encode('latin1'), 'a b.txt: line 1 has the byte 0xe9, which is no UTF-8. Convert the file'),
+        (TEXT.encode('latin1'), 'a b.txt: line 1 has the byte 0xe9, which is no UTF-8. Convert it'),
         (b'fine\n' * 6 + TEXT.encode('cp1252'), 'line 7 has the byte 0xe9'),
         (b'fine\n' * 6 + TEXT.replace('é', '’').encode('cp1252'), 'line 7 has the byte 0x92'),
-        (TEXT.encode('utf-16-be'), 'line 1 has a zero byte, as text in UTF-16 has. Convert it, and name the new file'),
-        (TEXT.encode('utf-16-le'), 'line 1 has a zero byte, as text in UTF-16 has. Convert it, and name the new file'),
-        (TEXT.encode() + b'\0', 'has a zero byte, which text has not. Take such out, and name the new file'),
-        ((TEXT + '\n').encode() * 4 + b'\xed\xa0\x80', 'Most of the others are: leave such out, and name the new file'),
+        (TEXT.encode('utf-16-be'), 'line 1 has a zero byte, as text in UTF-16.E has. Convert it, and start again'),
+        (TEXT.encode('utf-16-le'), 'line 1 has a zero byte, as text in UTF-16.E has. Convert it, and start again'),
+        (TEXT.encode() + b'\0', 'has a zero byte, which text has not. Take such out, and start again'),
+        ((TEXT + '\n').encode() * 4 + b'\xed\xa0\x80', 'Most of the others are: leave such out, and start again'),
         (bytes(range(256)) * 9, 'is no text: line 1 has a zero byte'),
+        (TEXT.encode('utf-32-le'), 'as text in UTF-32LE has. Convert it, and start again'),
+        ('你好世界\n'.encode('gb18030') * 9, 'with what it is in .GB18030, SHIFT_JIS'),
+        ('Привет, мир\n'.encode('koi8-r') * 9, 'with what it is in .GB18030'),
         (b'\xff\xfe' + b'odd', 'begins as UTF-16 does, and is none'),
         (gzip.compress(TEXT.encode()), 'is compressed by gzip, and no text: unpack it with gunzip'),
         (bz2.compress(TEXT.encode()), 'is compressed by bzip2'),
@@ -73,9 +76,9 @@ def test_what_is_no_unicode_is_named_with_its_place_and_the_way_out(tmp_path, da
     with pytest.raises(UserError, match=said) as raised:
         read(path)
     assert '\n' not in str(raised.value)
-    if 'name the new' in str(raised.value):
+    if 'start again' in str(raised.value):
         subprocess.run(str(raised.value).rpartition(': ')[2], shell=True, check=True)
-        last = [sentence.replace('’', 'é').strip('\0') for sentence in read(tmp_path / 'a b-utf8.txt')[-1]]
+        last = [sentence.replace('’', 'é').strip('\0') for sentence in read(path)[-1]]
         assert last == DOCUMENTS[-1]
 
 
@@ -115,6 +118,16 @@ def test_of_a_line_that_is_longer_than_a_record_the_rest_is_in_further_records(t
     assert about['tokens'] == 38 * 4 * 400
     # Each of the three passes has nearly all: half of the second segments are from elsewhere, and may be cut.
     assert tokens_in(f'{tmp_path}/records/train-*') > 0.9 * maker.PASSES * about['tokens']
+
+
+@pytest.mark.parametrize('encoding', ['utf-16-le', 'utf-16-be', 'utf-32-le', 'utf-32-be'])
+def test_text_of_any_language_without_a_mark_is_converted_as_told(tmp_path, encoding):
+    text = '你好世界。\n再见。\n\nПривет, мир.\n' * 9
+    (tmp_path / 'a.txt').write_bytes(text.encode(encoding))
+    with pytest.raises(UserError, match='Convert it, and start again') as raised:
+        read(tmp_path / '*.txt')
+    subprocess.run(str(raised.value).rpartition(': ')[2], shell=True, check=True)
+    assert read(tmp_path / '*.txt')[0] == ['你好世界。', '再见。']
 
 
 def test_only_line_ends_end_a_line(tmp_path):

@@ -5,7 +5,8 @@ import dataclasses
 import os
 import pathlib
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
@@ -133,8 +134,9 @@ def square(path: pathlib.Path, size: int, channels: int) -> np.ndarray:
     """
     try:
         with _quietly_open(path) as image:
+            tags = dict(getattr(image, 'tag_v2', {}))  # which its copies have not
             image.draft(None, (2 * size, 2 * size))  # a large JPEG is decoded at a fraction of its size
-            image = _in_8_bits(_upright(image), image.format)
+            image = _in_8_bits(_upright(image), image.format, tags)
     except BadImage:
         raise
     except Exception as error:  # whatever Pillow's readers raise for damaged files
@@ -152,10 +154,16 @@ def _upright(image: Image.Image) -> Image.Image:
         return image
 
 
-def _in_8_bits(image: Image.Image, kind: str) -> Image.Image:
-    """The same picture as RGB or L, on white; raises BadImage for pixels of which nobody knows the scale."""
+def _in_8_bits(image: Image.Image, kind: str, tags: Mapping[int, Any]) -> Image.Image:
+    """The same picture as RGB or L, on white; raises BadImage for pixels of which nobody knows the scale.
+
+    Args:
+      tags: of a TIFF: 258 is its bits a sample, and 262 is 0 where 0 is white (TIFF 6.0, Adobe 1992, section 8).
+    """
     if image.mode.startswith('I;16') or (image.mode == 'I' and kind in ('PNG', 'PPM')):
-        return Image.fromarray((np.asarray(image).astype(np.float64) / 257).round().astype(np.uint8))
+        whitest = 2 ** np.ravel(tags.get(258, 16))[0] - 1
+        grey = (np.asarray(image).astype(np.float64) * 255 / whitest).round().clip(0, 255).astype(np.uint8)
+        return Image.fromarray(255 - grey if tags.get(262) == 0 else grey)
     if image.mode in ('I', 'F'):
         raise BadImage('has pixels of 32 bits, whose black and white are unknown: store it with 8 or 16 bits')
     if image.has_transparency_data:

@@ -86,9 +86,13 @@ class _Launcher:
         """Starts all, waits for all; 0, or the exit code that says most of what went wrong."""
         cluster = {'worker': free_addresses(self._count)}
         self._processes, self._killed = [], set()
-        for index in range(self._count):
-            if not self.signalled:
-                self._processes.append(self._start(cluster, index))
+        try:
+            for index in range(self._count):
+                if not self.signalled:
+                    self._processes.append(self._start(cluster, index))
+        except OSError as error:
+            self._kill_all()
+            raise UserError(f'--workers={self._count}: worker {index} cannot be started: {error.strerror}.') from None
         if self.signalled:  # of those that came in between, not all have heard
             self.pass_on(signal.SIGTERM, None)
         printers = [threading.Thread(target=_print_lines, args=[i, p]) for i, p in enumerate(self._processes)]
@@ -103,7 +107,9 @@ class _Launcher:
         for index, code in enumerate(codes):
             if code < 0 and index not in self._killed:
                 why = ', as the system does when memory runs out' if code == -signal.SIGKILL else ''
-                print(f'launch: worker {index} was ended by {signal.Signals(-code).name}{why}.', flush=True)
+                print(
+                    f'launch: worker {index} was ended by {signal.strsignal(-code)} (signal {-code}){why}.', flush=True
+                )
         failed = [code if code > 0 else 128 - code for code in codes if code]  # of a signal, as shells have it
         failed += [Interrupted.exit_code] if len(codes) < self._count else []  # a signal came before they were started
         said = [code for code in failed if code in (*_FINAL, Interrupted.exit_code)]

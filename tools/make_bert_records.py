@@ -301,7 +301,7 @@ def make(request: Request) -> None:
     if shape['max_predictions'] < MASKED_PART * shape['max_length']:
         wanted = round(MASKED_PART * shape['max_length'])
         print(f'warning: --max_predictions={shape["max_predictions"]} cuts off masking: full records want {wanted}.')
-    with appears_whole(output) as scratch:
+    with appears_whole(output, any_will_do=False) as scratch:
         write_records(documents, scratch, **shape)
     about = json.loads((output / 'about.json').read_text())
     print(f'{about["sentences"]:,} sentences, {about["tokens"]:,} tokens. Train on them with:')

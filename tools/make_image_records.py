@@ -62,7 +62,7 @@ def make(request: Request) -> None:
         raise UserError(f'--output={output}: is there already. Name a folder that is not.')
     paths = find_images(folder)
     labels = find_labels(folder, paths)
-    with appears_whole(output) as scratch:
+    with appears_whole(output, any_will_do=False) as scratch:
         counts = write_records(paths, labels, scratch, size, channels, request.own['skip_bad'])
     names = sorted(set(labels))
     kinds = f' of {len(names)} classes' if names else ''
@@ -132,7 +132,7 @@ def write_records(
     output.mkdir(parents=True, exist_ok=True)
     names = sorted(set(labels))
     if names:
-        (output / 'labels.txt').write_text('\n'.join(names) + '\n')
+        (output / 'labels.txt').write_text('\n'.join(names) + '\n', encoding='utf8')
     order = np.random.default_rng(0).permutation(len(paths))
     counts = {'train': 0, 'eval': 0}
     with contextlib.ExitStack() as stack:

@@ -22,6 +22,11 @@ _MARKS = {
 }
 # Of the bytes of a text in UTF-16, at least so many are zero: every second of what is ASCII in it.
 _ZEROS = 1 / 20
+_WIDE = ('UTF-32LE', 'UTF-32BE', 'UTF-16LE', 'UTF-16BE')
+MOST_LOOKED_AT = 1 << 20  # of a file that is in none of these, bytes
+_READABLE = 0.99
+# Of the bytes of a text in a European language, so many are ASCII; in others, hardly more than spaces.
+_MOSTLY = 0.7
 
 
 def read_documents(patterns: str) -> Iterator[list[str]]:
@@ -65,25 +70,35 @@ def read_text(path: pathlib.Path) -> str:
 def _about_zeros(path: pathlib.Path, data: bytes) -> str:
     """Why there may be zero bytes in a file that is to be text, and what to do."""
     line = data.count(b'\n', 0, data.index(b'\0')) + 1
-    even, odd = data[::2].count(0), data[1::2].count(0)
-    if even + odd > _ZEROS * len(data) and max(even, odd) > 10 * min(even, odd):
-        order = 'BE' if even > odd else 'LE'
-        convert = _command(path, f'iconv -f UTF-16{order} -t UTF-8')
-        return f'line {line} has a zero byte, as text in UTF-16 has. Convert it, and name the new file: {convert}'
-    if _is_nearly_utf8(data):
+    if data.count(0) < _ZEROS * len(data) and _is_nearly_utf8(data):
         remove = _command(path, r"tr -d '\000' <")
-        return f'line {line} has a zero byte, which text has not. Take such out, and name the new file: {remove}'
+        return f'line {line} has a zero byte, which text has not. Take such out, and start again: {remove}'
+    encoding = next((name for name in _WIDE if _is_text_in(name, data)), '')
+    if encoding:
+        convert = _command(path, f'iconv -f {encoding} -t UTF-8')
+        return f'line {line} has a zero byte, as text in {encoding} has. Convert it, and start again: {convert}'
     return f'is no text: line {line} has a zero byte, and much of it is no UTF-8. Name text files only.'
+
+
+def _is_text_in(encoding: str, data: bytes) -> bool:
+    """Whether nearly all of these bytes are what a person could read."""
+    text = data[:MOST_LOOKED_AT].decode(encoding, 'replace')
+    readable = sum(character.isprintable() or character.isspace() for character in text.replace('\ufffd', '\0'))
+    return readable >= _READABLE * len(text)
 
 
 def _about_bytes(path: pathlib.Path, data: bytes) -> str:
     """What to do about a file that is text in another encoding, or damaged."""
     if _is_nearly_utf8(data):
         remove = _command(path, 'iconv -c -f UTF-8 -t UTF-8')
-        return f'Most of the others are: leave such out, and name the new file: {remove}'
-    # Windows-1252 is Latin-1, with quotation marks and dashes where that has nothing.
-    convert = _command(path, 'iconv -f WINDOWS-1252 -t UTF-8')
-    return f'Convert the file from what it is in, Windows-1252 say, and name the new one: {convert}'
+        return f'Most of the others are: leave such out, and start again: {remove}'
+    start = data[:MOST_LOOKED_AT]
+    if sum(byte < 0x80 for byte in start) >= _MOSTLY * len(start):
+        # Windows-1252 is Latin-1, with quotation marks and dashes where that has nothing.
+        convert = _command(path, 'iconv -f WINDOWS-1252 -t UTF-8')
+        return f'Convert it from what it is in, Windows-1252 say, and start again: {convert}'
+    convert = _command(path, 'iconv -f ENCODING -t UTF-8')
+    return f'Convert it, with what it is in (GB18030, SHIFT_JIS, KOI8-R, ...) for ENCODING: {convert}'
 
 
 def _is_nearly_utf8(data: bytes) -> bool:
@@ -94,5 +109,6 @@ def _is_nearly_utf8(data: bytes) -> bool:
 
 
 def _command(path: pathlib.Path, words: str) -> str:
-    other = path.with_name(f'{path.stem}-utf8{path.suffix}')
-    return f'{words} {shlex.quote(str(path))} > {shlex.quote(str(other))}'
+    """What makes the file anew by `words` under its own name, so that a glob finds it, and no other."""
+    here, old = shlex.quote(str(path)), shlex.quote(f'{path}.old')
+    return f'mv -n {here} {old} && {words} {old} > {here}'

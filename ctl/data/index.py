@@ -1,13 +1,15 @@
 """Which records there are: the files of a glob, and where every sound record in them begins."""
 
 import concurrent.futures
+import contextlib
 import dataclasses
 import functools
 import hashlib
 import os
 import pathlib
+import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 import rich.console
@@ -16,10 +18,11 @@ import rich.progress
 from ctl.data import tables
 from ctl.data.scan import Damage, FileRecords, scan
 from ctl.data.streams import FRAME_BYTES, HEADER_BYTES, open_stream
-from ctl.errors import UserError
+from ctl.errors import GuardError, UserError
 
 # Scans that take less are not worth a line.
 QUIET_SECONDS = 1.0
+CHECK_SECONDS = 0.5
 
 
 @dataclasses.dataclass(frozen=True)
@@ -127,7 +130,12 @@ class Index:
                 )
 
 
-def load_index(files: Sequence[str], console: rich.console.Console | None = None, fresh: bool = False) -> Index:
+def load_index(
+    files: Sequence[str],
+    console: rich.console.Console | None = None,
+    fresh: bool = False,
+    check: Callable[[], None] = lambda: None,
+) -> Index:
     """The index of `files`: from beside them or from the cache, for every file that has not changed since.
 
     Indexing reads a file once, whole, and checks every checksum in it. What was read is put into the cache.
@@ -136,6 +144,7 @@ def load_index(files: Sequence[str], console: rich.console.Console | None = None
       files: paths, sorted.
       console: where progress is shown, and what is wrong with an index on disk.
       fresh: whether to read every file again.
+      check: is called while files are read, and may raise.
 
     Raises:
       UserError: when a file cannot be read, holds no sound record, or is written to meanwhile.
@@ -152,15 +161,33 @@ def load_index(files: Sequence[str], console: rich.console.Console | None = None
         tables.check_cache(os.path.dirname(missing[0]))  # all are in one folder of the cache
         found: dict[str, FileRecords] = {}
         try:
-            _scan_all(missing, console, found)
-        finally:  # what was read need not be read again, when one was damaged or somebody has lost patience
-            for folder in {os.path.dirname(path) for path in found}:
-                tables.add_to_cache(folder, {path: found[path] for path in folders[folder] if path in found})
+            _scan_all(missing, console, found, check)
+        except BaseException:  # what was read need not be read again
+            with contextlib.suppress(UserError, GuardError):
+                _add_to_cache(folders, found)
+            raise
+        _add_to_cache(folders, found)
         known.update(found)
     return Index(tuple(files), tuple(known[path] for path in files))
 
 
-def _scan_all(files: Sequence[str], console: rich.console.Console, found: dict[str, FileRecords]) -> None:
+def _add_to_cache(folders: Mapping[str, Sequence[str]], found: Mapping[str, FileRecords]) -> None:
+    for folder, files in folders.items():
+        inside = {path: found[path] for path in files if path in found}
+        if inside:
+            tables.add_to_cache(folder, inside)
+
+
+class _NotWanted(Exception):
+    """Ends a scan of which nobody waits for the end."""
+
+
+def _scan_all(
+    files: Sequence[str],
+    console: rich.console.Console,
+    found: dict[str, FileRecords],
+    check: Callable[[], None],
+) -> None:
     """Scans files side by side, under a progress bar on a terminal, with a line at the end elsewhere.
 
     What is done is in `found`, by path, also when it ends with an error.
@@ -175,15 +202,27 @@ def _scan_all(files: Sequence[str], console: rich.console.Console, found: dict[s
     )
     bar = rich.progress.Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
     with bar, concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+        ended = threading.Event()
+
+        def advance(size: int) -> None:
+            if ended.is_set():
+                raise _NotWanted
+            bar.advance(task, size)
+
         task = bar.add_task('', total=total, files=f'{len(files):,}')
-        tasks = [pool.submit(scan, path, lambda size: bar.advance(task, size)) for path in files]
+        tasks = [pool.submit(scan, path, advance) for path in files]
         try:
-            for each in tasks:
-                each.result()
+            waiting = set(tasks)
+            while waiting:
+                check()
+                done, waiting = concurrent.futures.wait(waiting, CHECK_SECONDS, concurrent.futures.FIRST_EXCEPTION)
+                for each in done:
+                    each.result()
         finally:
+            ended.set()
             pool.shutdown(cancel_futures=True)
-            done = (not each.cancelled() and not each.exception() for each in tasks)
-            found.update({path: each.result() for path, each, ok in zip(files, tasks, done, strict=True) if ok})
+            sound = (not each.cancelled() and not each.exception() for each in tasks)
+            found.update({path: each.result() for path, each, ok in zip(files, tasks, sound, strict=True) if ok})
     seconds = time.monotonic() - began
     if seconds > QUIET_SECONDS:
         records = sum(len(each.sizes) for each in found.values())

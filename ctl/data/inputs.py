@@ -100,6 +100,7 @@ def find_data(
     say: Callable[[str], None],
     console: rich.console.Console | None = None,
     workers: int = 1,
+    check: Callable[[], None] = lambda: None,
 ) -> Data:
     """Finds the files, indexes them, and shares them; writes what it chose into `config`.
 
@@ -111,6 +112,7 @@ def find_data(
         start before.
       console: where progress is shown.
       workers: processes that the replicas are spread over.
+      check: is called while files are read, and may raise.
 
     Raises:
       UserError: for files that cannot be read, a batch that does not divide, shards that cannot be.
@@ -122,7 +124,7 @@ def find_data(
     train_files, eval_files = (find_files(config.data[name], f'data.{name}') for name in ('train', 'eval'))
     for doubt in doubts(train_files, eval_files):
         say(f'WARNING: {doubt}')
-    train = load_index(train_files, console)
+    train = load_index(train_files, console, check=check)
     bad.take_damaged(train)
     if config.data.digest not in ('', train.digest):
         raise UserError(
@@ -130,7 +132,7 @@ def find_data(
             f'then {config.data.digest}): its order of records would change. Restore them, or choose another --workdir.'
         )
     config.data.digest = train.digest
-    evaluation = load_index(eval_files, console)
+    evaluation = load_index(eval_files, console, check=check)
     bad.take_damaged(evaluation)
     if config.data.eval_digest not in ('', evaluation.digest):
         say(

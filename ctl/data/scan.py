@@ -80,13 +80,21 @@ def scan(path: str, advance: Callable[[int], None]) -> FileRecords:
     except OSError as error:
         raise UserError(f'{path} cannot be read: {error.strerror}.') from None
     except (tf.errors.NotFoundError, tf.errors.PermissionDeniedError) as error:
-        raise UserError(f'{path} cannot be read: {error.message}.') from None
+        why = 'it is gone' if isinstance(error, tf.errors.NotFoundError) else 'permission denied'
+        raise UserError(f'{path} cannot be read: {why}.') from None
 
 
 def _scan(path: str, advance: Callable[[int], None]) -> FileRecords:
     before, compression = os.stat(path), find_compression(path)
     sizes, hashes, damaged = [np.zeros(0, np.uint32)], [], []
     records = position = reported = 0
+
+    def report(place: int) -> None:
+        nonlocal reported
+        if not compression:
+            advance(place - reported)
+            reported = place
+
     stream = open_stream(path, compression)
     try:
         while True:
@@ -95,16 +103,14 @@ def _scan(path: str, advance: Callable[[int], None]) -> FileRecords:
             hashes.append(digests)
             records += len(more)
             position += int(more.sum(dtype=np.int64))
-            if not compression:
-                advance(position - reported)
-                reported = position
+            report(position)
             if sound and len(more) == BATCH_RECORDS * _batches(compression):
                 continue
             if sound and not stream.read(position, position + 1) and not stream.broken:
                 break
-            if not position:
+            if not position and record_length(stream.read(0, HEADER_BYTES)) is None:
                 _check_kind(path, stream.read(0, START_BYTES), compression)
-            damage, more_follows = _find_damage(stream, position, records + len(damaged))
+            damage, more_follows = _find_damage(stream, position, records + len(damaged), report)
             damaged.append(damage)
             position += damage.size
             if not more_follows:
@@ -202,26 +208,28 @@ class _Extent(NamedTuple):
     problem: str
 
 
-def _find_damage(stream: PlainFile | CompressedFile, start: int, number: int) -> tuple[Damage, bool]:
+def _find_damage(
+    stream: PlainFile | CompressedFile, start: int, number: int, report: Callable[[int], None]
+) -> tuple[Damage, bool]:
     """What is wrong with the record at `start`, which the reader refused, and whether records may follow it."""
     length = record_length(stream.read(start, start + HEADER_BYTES))
     if length is None:
-        end, more_follows, problem = _without_length(stream, start)
+        end, more_follows, problem = _without_length(stream, start, report)
     else:
-        end, more_follows, problem = _with_length(stream, start, start + FRAME_BYTES + length)
+        end, more_follows, problem = _with_length(stream, start, start + FRAME_BYTES + length, report)
     if stream.broken and not more_follows:
         problem = 'is damaged or cut off, and a compressed file cannot be read beyond'
     return Damage(number, start, end - start, problem), more_follows
 
 
-def _without_length(stream: PlainFile | CompressedFile, start: int) -> _Extent:
+def _without_length(stream: PlainFile | CompressedFile, start: int, report: Callable[[int], None]) -> _Extent:
     """Nothing says where the next record begins: it is searched for."""
-    end, found = find_header(stream, start + 1)
+    end, found = find_header(stream, start + 1, report=report)
     is_rest = not found and end - start < FRAME_BYTES  # too short for any record
     return _Extent(end, found, 'is cut off' if is_rest else 'has a damaged length')
 
 
-def _with_length(stream: PlainFile | CompressedFile, start: int, end: int) -> _Extent:
+def _with_length(stream: PlainFile | CompressedFile, start: int, end: int, report: Callable[[int], None]) -> _Extent:
     """The length leads to the next record, at `end`, unless another begins before that.
 
     Then a writer died in the middle of this one, and a later one went on.
@@ -231,7 +239,7 @@ def _with_length(stream: PlainFile | CompressedFile, start: int, end: int) -> _E
     if is_last or record_length(beyond[1:]) is not None:
         return _Extent(end, True, 'has a wrong checksum')
     # From its own header on: where that was cut off too, its last bytes are the first of another.
-    inside, found = find_header(stream, start + 1, end)
+    inside, found = find_header(stream, start + 1, end, report)
     if found or not is_whole:
         return _Extent(inside, found, 'is cut off')
     return _Extent(end, True, 'has a wrong checksum')  # and so has the next header, which is met next

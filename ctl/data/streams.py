@@ -2,6 +2,7 @@
 
 import functools
 import zlib
+from collections.abc import Callable
 
 import numpy as np
 
@@ -117,15 +118,27 @@ def record_length(header: bytes) -> int | None:
     return int.from_bytes(header[:8], 'little') if _are_headers(words)[0] else None
 
 
-def find_header(stream: PlainFile | CompressedFile, start: int, stop: int | None = None) -> tuple[int, bool]:
+def find_header(
+    stream: PlainFile | CompressedFile,
+    start: int,
+    stop: int | None = None,
+    report: Callable[[int], None] = lambda place: None,
+) -> tuple[int, bool]:
     """The first place in [start, stop) where a record begins, and True; else where the search ended, and False.
+
+    Now and then `report` is told how far it is, and may raise.
 
     Lengths of 4 GiB and more are not looked for: four zero bytes in the length are a quick first test.
     """
     while stop is None or start < stop:
+        report(start)
         chunk = stream.read(start, start + CHUNK_BYTES + HEADER_BYTES - 1)
         if len(chunk) < HEADER_BYTES:
             return start + len(chunk), False
+        if chunk.count(0) == len(chunk):  # as after a crash: no header, for the checksum of a length of 0 is not 0
+            start += len(chunk) - HEADER_BYTES + 1
+            start = start if stop is None else min(start, stop)
+            continue
         places = np.lib.stride_tricks.sliding_window_view(np.frombuffer(chunk, np.uint8), HEADER_BYTES)
         if stop is not None:
             places = places[: stop - start]

@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
+from ctl.errors import UserError
 from ctl.files import replace_text
 from ctl.runtime.checkpoints import Checkpoints, keep_only, steps_in
 
@@ -87,7 +88,11 @@ class BestCheckpoint:
             )
 
     def _other_evaluation(self, noted: Mapping) -> str:
-        return ', of evaluations that do not compare' if noted['evaluation'] != self._contest.evaluation else ''
+        return (
+            ', of evaluations that may not compare (data.eval, eval.steps or ctl is another)'
+            if noted['evaluation'] != self._contest.evaluation
+            else ''
+        )
 
     def __call__(self, values: Mapping[str, float]) -> bool:
         """Saves the current step where an evaluation, by its `values`, is the best; whether it was."""
@@ -108,9 +113,15 @@ class BestCheckpoint:
         """`best.json`; empty where there is none, or not the checkpoint that it names."""
         try:
             best = json.loads((self._folder / 'best.json').read_text())
+            there = best['step'] in steps_in(self._folder)
         except FileNotFoundError:
             return {}
-        return best if best['step'] in steps_in(self._folder) else {}
+        except (ValueError, TypeError, KeyError):
+            raise UserError(
+                f'{self._folder / "best.json"} is damaged. Remove {self._folder}: the best is then chosen from the '
+                'evaluations that come.'
+            ) from None
+        return best if there else {}
 
     def _note(self, best: Mapping) -> None:
         replace_text(self._folder / 'best.json', json.dumps(best) + '\n')

@@ -203,6 +203,7 @@ class _Waiting:
         self._seen: Owner | None = None
         self._dead: Owner | None = None  # set aside
         self._since = 0.0
+        self._alive = False  # a sign of life was seen
         self._flock = True  # the file system has it
 
     def take(self) -> tuple[io.TextIOWrapper, Owner] | None:
@@ -261,7 +262,9 @@ class _Waiting:
             return True
         now, stale_seconds = time.monotonic(), self._stale_seconds if other.host else 2 * BEAT_SECONDS
         if other != self._seen:
-            if self._seen is None:
+            if self._seen is not None:
+                self._alive = True  # whatever beat it began with may be the last of one that is dead
+            else:
                 self._say(
                     f'{self._path.parent} is in use by {other}{other.elsewhere}: waiting for its end, or until it has '
                     f'given no sign of life for {stale_seconds:g} s.'
@@ -272,7 +275,7 @@ class _Waiting:
                 _set_aside(self._path, other)
                 self._dead = other
             return True
-        if now > self._end and other.beat and other.host:
+        if now > self._end and self._alive and other.host:
             raise UserError(
                 f'--workdir={self._path.parent} is in use by {other}{other.elsewhere}, and that run is alive. Choose '
                 'another, or end that run.'
