@@ -144,13 +144,29 @@ def unchanged(batch: Batch) -> Batch:
 
 
 def call_prepare(prepare: Callable[..., Batch], batch: Batch, seeds: Any, training: bool) -> Batch:
-    """What `prepare` makes of a batch, told whichever of `seeds` and `training` its parameters name."""
-    try:
-        named = inspect.signature(prepare).parameters
-    except (TypeError, ValueError):  # some callables have none
-        named = {}
+    """What `prepare` makes of a batch, told whichever of `seeds` and `training` its parameters name.
+
+    Raises:
+      UserError: where it takes something else, or makes no batch.
+    """
     told = {'seeds': seeds, 'training': training}
-    return prepare(batch, **{name: value for name, value in told.items() if name in named})
+    try:
+        signature = inspect.signature(prepare)
+    except (TypeError, ValueError):  # some callables have none
+        told = {}
+    else:
+        told = {name: value for name, value in told.items() if name in signature.parameters}
+        try:
+            signature.bind(batch, **told)
+        except TypeError as error:
+            raise UserError(
+                f'prepare{signature}: {error}. It is called with a batch, and with `seeds` and `training` where it has '
+                'parameters of these names.'
+            ) from None
+    prepared = prepare(batch, **told)
+    if not isinstance(prepared, Mapping):
+        raise UserError(f'prepare: returned {type(prepared).__name__}, not a dict of feature name -> tensor.')
+    return prepared
 
 
 @dataclasses.dataclass(frozen=True)
@@ -186,8 +202,13 @@ class Experiment:
                     f'features: {name} is a name of what ctl puts into every batch: call the feature otherwise, and '
                     f'give {name} in also_called where the records have it.'
                 )
+        for name, model in self.models.items():
+            if not model.built:
+                raise UserError(f'models: {name} has no weights yet. Begin it with keras.Input, or call it once.')
         owners: dict[int, Objective] = {}
         for number, objective in enumerate(self.objectives):
+            if not objective.variables:
+                raise UserError(f'objective {objective.name}: has no variables, so that it would train nothing.')
             if objective.name in [other.name for other in self.objectives[:number]]:
                 raise UserError(f'two objectives are called {objective.name}: rename one.')
             for variable in objective.variables:
@@ -220,6 +241,14 @@ class Experiment:
         if not train.fresh_batches:
             return ['']
         return [objective.name for each in self.rounds(train.update_order) for objective in each]
+
+
+def make_experiment(module: types.ModuleType, config: ml_collections.ConfigDict) -> Experiment:
+    """What an experiment's file makes of a config; raises UserError where it is no Experiment."""
+    made = module.make_experiment(config)
+    if not isinstance(made, Experiment):
+        raise UserError(f'{module.__file__}: make_experiment() returned {type(made).__name__}, not a ctl Experiment.')
+    return made
 
 
 def list_experiments() -> dict[str, str]:
@@ -256,12 +285,14 @@ def load_experiment(name: str) -> types.ModuleType:
     _find_first(FOLDER.parent if path.parent == FOLDER else path.parent.absolute())
     try:
         spec.loader.exec_module(module)
-    except Exception as error:  # whatever a user's file raises
+    except (Exception, SystemExit) as error:  # whatever a user's file raises
         where = error.__traceback__
         while where.tb_next:
             where = where.tb_next
-        at = f'{where.tb_frame.f_code.co_filename}:{where.tb_lineno}'
-        raise UserError(f'--experiment={name}: importing it failed at {at}: {type(error).__name__}: {error}') from error
+        at, what = f'{where.tb_frame.f_code.co_filename}:{where.tb_lineno}', str(error)
+        if isinstance(error, SyntaxError):  # it was raised by Python's compiler
+            at, what = f'{error.filename}:{error.lineno}', error.msg
+        raise UserError(f'--experiment={name}: importing it failed at {at}: {type(error).__name__}: {what}') from error
     for function in ('get_config', 'make_experiment'):
         if not callable(getattr(module, function, None)):
             raise UserError(f'--experiment={name}: {path} has no function {function}().')

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import gc
+import inspect
 import os
 import pathlib
 import re
@@ -202,7 +203,12 @@ def _split(argv: list[str]) -> tuple[list[str], list[tuple[str, str]]]:
 
 
 def _make_config(module: types.ModuleType, experiment: str) -> ml_collections.ConfigDict:
-    config = module.get_config()
+    try:
+        config = module.get_config()
+    except TypeError as error:
+        if inspect.signature(module.get_config).parameters:
+            raise UserError(f'--experiment={experiment}: get_config takes no arguments here: {error}.') from None
+        raise
     if not isinstance(config, ml_collections.ConfigDict):
         raise UserError(f'--experiment={experiment}: get_config() returned {type(config).__name__}, not a ConfigDict.')
     config.lock()

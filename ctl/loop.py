@@ -14,7 +14,7 @@ from ctl.data import pipeline, records
 from ctl.data.inputs import Data, choose_data, find_data
 from ctl.errors import GuardError, Interrupted, UserError, WorkdirLost
 from ctl.evaluator import Evaluator
-from ctl.experiment import Experiment
+from ctl.experiment import Experiment, make_experiment
 from ctl.nonfinite import NonFinite
 from ctl.optimizers import make_optimizer
 from ctl.runtime import actions, cluster, devices, lock, plan, reporting
@@ -145,7 +145,7 @@ def _make_parts(session: Session, found: Data) -> _Parts:
     remedy = devices.remedy_for_a_stall(session.strategy, session.alone)
     watch = Watch(step, config.devices.stall_seconds, how_to_go_on, remedy)
     with session.strategy.scope():
-        experiment = asked.module.make_experiment(config)
+        experiment = make_experiment(asked.module, config)
         data = found.for_batches(experiment.update_names(config.train))
         optimizers = {
             each.name: make_optimizer(each.optimizer, config.train.steps, each.variables, each.updates)

@@ -77,4 +77,4 @@ def clip(gradients: Sequence[tf.Tensor], norm: tf.Tensor, clip_norm: float) -> l
     if not clip_norm:
         return list(gradients)
     scale = clip_norm / tf.maximum(norm, clip_norm)
-    return [gradient * scale for gradient in gradients]
+    return [gradient * tf.cast(scale, gradient.dtype) for gradient in gradients]

@@ -123,17 +123,34 @@ def run_losses(objective: Objective, batch: Batch, seed: Seed | None, state: Seq
       UserError: where a loss is not a pair: a mean would become a mean of means.
     """
     with keras.StatelessScope(state) as scope:
-        losses, metrics = objective.losses(batch, seed)
-    for name, value in {**losses, **metrics}.items():
-        if not isinstance(value, WeightedSum):
-            raise UserError(
-                f'objective {objective.name}: {name} is {type(value).__name__}, not a ctl.losses.WeightedSum. Return '
-                'the sum over the slice and its weight; the loop divides by the weight of the global batch.'
-            )
+        returned = objective.losses(batch, seed)
+    if not (isinstance(returned, Sequence) and len(returned) == 2 and all(isinstance(r, Mapping) for r in returned)):
+        raise UserError(
+            f'objective {objective.name}: losses() returned {type(returned).__name__}, not two dicts of name -> '
+            'ctl.losses.WeightedSum: the losses, and the metrics, which may be empty.'
+        )
+    losses, metrics = ({name: _checked(objective, name, v) for name, v in named.items()} for named in returned)
     for name in objective.watched:
         if name not in metrics:
             raise UserError(f'objective {objective.name}: {name} is watched and not a metric; {nearest(name, metrics)}')
     return losses, metrics, scope
+
+
+def _checked(objective: Objective, name: str, value: WeightedSum) -> WeightedSum:
+    """A loss or metric as two float32 scalars; raises UserError where it is none."""
+    if not isinstance(value, WeightedSum):
+        raise UserError(
+            f'objective {objective.name}: {name} is {type(value).__name__}, not a ctl.losses.WeightedSum. Return '
+            'the sum over the slice and its weight; the loop divides by the weight of the global batch.'
+        )
+    for part, tensor in zip(value._fields, value, strict=True):
+        shape = tf.convert_to_tensor(tensor).shape
+        if shape.rank:
+            raise UserError(
+                f'objective {objective.name}: the {part} of {name} has the shape {list(shape)}, and is to be one '
+                'number: the sum over the slice of the batch. ctl.losses.weighted_sum makes both.'
+            )
+    return WeightedSum(*(tf.cast(part, tf.float32) for part in value))
 
 
 def _run_slice(
@@ -225,7 +242,7 @@ def make_round(
     totals = reduce.sum_over_replicas([(part.sums, part.state.floats) for part in parts], communication)
     outcomes = []
     for turn, variables, part, (sums, floats) in zip(turns, states, parts, totals, strict=True):
-        norm = tf.linalg.global_norm(sums.gradients)
+        norm = tf.linalg.global_norm([tf.cast(gradient, tf.float32) for gradient in sums.gradients])
         clipped = reduce.clip(sums.gradients, norm, turn.objective.optimizer.clip_norm)
         turn.optimizer.apply(clipped, turn.objective.variables)
         replicas = tf.distribute.get_strategy().num_replicas_in_sync

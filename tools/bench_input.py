@@ -17,6 +17,7 @@ from absl import flags as absl_flags
 
 from ctl import flags
 from ctl.command_line import say_aside
+from ctl.experiment import make_experiment
 
 EARLY_AND_LATE = (10, 10_000_000)
 
@@ -44,7 +45,7 @@ def bench(request: flags.ExperimentRequest) -> None:
     config = request.config
     devices.make_strategy(devices.on_cpus(config.devices))
     default_data = choose_data(request.name, request.module, config, say_aside, request.stored)
-    experiment = request.module.make_experiment(config)
+    experiment = make_experiment(request.module, config)
     data = find_data(config.copy_and_resolve_references(), 1, default_data, say_aside)
     source = records.make_source(data.train, experiment, data.bad)
     pipelines = {'raw read': (1024, _raw_read(source)), 'TF1 style, batch 32': (32, _one_by_one(source, 32))}

@@ -20,6 +20,7 @@ from ctl import config as config_lib
 from ctl import flags
 from ctl.command_line import say_aside
 from ctl.errors import GuardError, UserError
+from ctl.experiment import make_experiment
 
 # Relative to the norm. Adam divides by gradients that may be near zero, which makes rounding larger.
 TOLERANCE = 1e-4
@@ -103,7 +104,7 @@ def _read_data(request: flags.ExperimentRequest):
         choices.check_batch(config.train.global_batch_size, unit, microbatches)
     default_data = choose_data(request.name, request.module, config, say_aside, request.stored)
     data = find_data(config, unit, default_data, say_aside)
-    experiment = request.module.make_experiment(config)
+    experiment = make_experiment(request.module, config)
     return records.make_source(data.train, experiment, data.bad), data.layout
 
 
@@ -115,7 +116,7 @@ def _make(request: flags.ExperimentRequest):
 
     config = request.config
     keras.utils.set_random_seed(config.train.seed)
-    experiment = request.module.make_experiment(config)
+    experiment = make_experiment(request.module, config)
     optimizers = {
         o.name: make_optimizer(o.optimizer, config.train.steps, o.variables, o.updates) for o in experiment.objectives
     }

@@ -18,6 +18,7 @@ from absl import flags as absl_flags
 from ctl import flags
 from ctl.command_line import say_aside
 from ctl.errors import GuardError, UserError
+from ctl.experiment import make_experiment
 
 Fed = list[list[int]]  # record numbers of each replica in one step
 
@@ -53,7 +54,7 @@ def explain(request: flags.ExperimentRequest) -> None:
     default_data = choose_data(request.name, request.module, config, say_aside, request.stored)
     data = find_data(config, replicas, default_data, say_aside, workers=workers)
     with strategy.scope():
-        experiment = request.module.make_experiment(config)
+        experiment = make_experiment(request.module, config)
     data = data.for_batches(experiment.update_names(config.train))
 
     for step in steps:

@@ -251,6 +251,19 @@ def _pad(batch: Batch, batch_size: int) -> Batch:
     return {name: pad(name, value) for name, value in batch.items()}
 
 
+def _with_rows(name: str, value: tf.Tensor, rows: int) -> tf.Tensor:
+    """What `prepare` made, which must have as many rows as it was given; raises UserError, or fails the batch."""
+    if isinstance(value, tf.RaggedTensor | tf.SparseTensor):
+        return value
+    value = tf.convert_to_tensor(value)
+    if not value.shape[:1].is_compatible_with([rows]):
+        raise UserError(
+            f'prepare: {name} has the shape {list(value.shape)}, and the batch has {rows} records: each keeps its row. '
+            'Give a row that is not to count the example_weight 0.'
+        )
+    return tf.ensure_shape(value, [rows, *value.shape[1:]]) if value.shape.rank else value
+
+
 def _finish(source: Source, batches: tf.data.Dataset, training: bool) -> tf.data.Dataset:
     """Lets the experiment prepare each per-replica batch."""
 
@@ -258,7 +271,10 @@ def _finish(source: Source, batches: tf.data.Dataset, training: bool) -> tf.data
         batch, seeds = dict(batch), batch[SEEDS]
         del batch[SEEDS]
         own = {name: batch[name] for name in BATCH_NAMES if name in batch}
-        return {**own, **call_prepare(source.prepare, batch, seeds, training)}  # it may have made a new dict
+        prepared = call_prepare(source.prepare, batch, seeds, training)
+        rows = batch['record'].shape[0]
+        kept = {name: _with_rows(name, value, rows) for name, value in prepared.items()}
+        return {**own, **kept}  # it may have made a new dict
 
     if source.prepare is not unchanged:
         batches = batches.map(prepare, num_parallel_calls=tf.data.AUTOTUNE)

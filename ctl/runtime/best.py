@@ -56,6 +56,7 @@ class BestCheckpoint:
         self._folder = checkpoints.best_folder
         self._as_the_chief_says = as_the_chief_says
         self._best: float | None = None
+        self._say: Callable[[str], None] = print
 
     def go_on(self, step: int, before: Contest, say: Callable[[str], None]) -> None:
         """Takes up the best so far of a run that goes on from `step`.
@@ -64,6 +65,7 @@ class BestCheckpoint:
         another contest: it stays until the next evaluation. `before` is the contest that the run had, for a `best.json`
         of a version that noted less of it.
         """
+        self._say = say
         best = self._read()
         if not best or best['step'] > step:
             if best:
@@ -99,6 +101,8 @@ class BestCheckpoint:
         if not self._contest.metric:
             return False
         value, sign = values[self._contest.metric], 1 if self._contest.mode == 'min' else -1
+        if self._writes and not math.isfinite(value):
+            self._say(f'WARNING: {self._contest.metric} is {value}: this evaluation can be no best.')
         better = self._best is None or sign * value < sign * self._best
         if not self._as_the_chief_says(int(better and math.isfinite(value))):
             return False

@@ -37,6 +37,8 @@ class Cluster:
 
 
 ALONE = Cluster()
+# How those parts of an error's message begin that say where a function was traced.
+_TRACED = ('Graph execution error', 'Detected at', 'File "')
 _ADDRESS = re.compile(r'[^\s/]+:([0-9]{1,5})', re.ASCII)
 
 
@@ -193,7 +195,9 @@ def explain_loss(error: tf.errors.OpError, cluster: Cluster) -> Interrupted | No
     if isinstance(error, tf.errors.InternalError) and not lost:
         return None
     who = ' or '.join(map(cluster.name, lost)) or 'another worker'
-    first = next((line.strip() for line in text.splitlines() if line.strip()), type(error).__name__)
+    # Of an error in a traced function, TensorFlow puts where it was traced before what it is.
+    told = [part.strip() for part in text.split('\n\n') if not part.strip().startswith(_TRACED)]
+    first = next((line.strip() for part in told for line in part.splitlines() if line.strip()), type(error).__name__)
     return Interrupted(f'{cluster.name(cluster.index)} lost {who} ({first[:300]})')
 
 
