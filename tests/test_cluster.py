@@ -131,7 +131,8 @@ def test_an_internal_error_that_names_no_other_worker_is_no_loss(error, said):
     assert (explained and str(explained)) == (said and f'worker 0 at a:1 {said}')
     named = explain_loss(error(None, None, 'NCCL failed at /job:worker/replica:0/task:1/device:GPU:0'), TOGETHER)
     assert str(named).startswith('worker 0 at a:1 lost worker 1 at b:2 (NCCL failed at ')
-    traced = 'Graph execution error:\n\nDetected at node x\n  File "a.py", line 1\n\n  File "b.py"\n\nSocket closed\n\t [[{{node x}}]]'
+    where = 'Detected at node x\n  File "a.py", line 1\n\n  File "b.py"'
+    traced = f'Graph execution error:\n\n{where}\n\nSocket closed\n\t [[{{{{node x}}}}]]'
     explained = explain_loss(error(None, None, traced), TOGETHER)
     assert explained is None or '(Socket closed)' in str(explained)
     own = error(None, None, 'CUDA failed at /job:worker/replica:0/task:0/device:GPU:0')

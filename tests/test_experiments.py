@@ -55,16 +55,27 @@ def test_an_experiment_without_data_of_its_own_asks_for_some(tmp_path, capsys):
     assert 'data.train is not set, and mine has no data of its own' in capsys.readouterr().err
 
 
-CHANGED = (
-    'import dataclasses\n\nimport tensorflow as tf\n\nfrom ctl.losses import WeightedSum\nfrom tests import shallow_bert\n'
-    'from tests.shallow_bert import get_config\n\n\n'
-    'def make_experiment(config):\n    made = shallow_bert.make_experiment(config)\n    first = made.objectives[0]\n'
-    '    def with_objective(**changed):\n'
-    '        return dataclasses.replace(made, objectives=[dataclasses.replace(first, **changed)])\n'
-    '    def with_metric(metric):\n'
-    '        return with_objective(losses=lambda batch, seed: (first.losses(batch, seed)[0], {"mine": metric(batch)}))\n'
-    '    return '
-)
+CHANGED = """
+import dataclasses
+
+import tensorflow as tf
+
+from ctl.losses import WeightedSum
+from tests import shallow_bert
+from tests.shallow_bert import get_config
+
+
+def make_experiment(config):
+    made = shallow_bert.make_experiment(config)
+    first = made.objectives[0]
+
+    def with_objective(**changed):
+        return dataclasses.replace(made, objectives=[dataclasses.replace(first, **changed)])
+
+    def with_metric(metric):
+        return with_objective(losses=lambda *given: (first.losses(*given)[0], {"mine": metric(given[0])}))
+
+    return """
 
 
 @pytest.fixture(scope='module')
